@@ -1,22 +1,20 @@
-"""Reads and tries grammars: `python -m pyfly_cpp.serve._grammar_probe MODEL MAX_BYTES`.
+"""What a grammar costs: `Probe` reads and tries the constraint of a request.
 
-For each line of stdin, a constraint as JSON, writes a line: `{"grammar": ..., "loose": [...]}` or `{"error": ...}`. A
-schema becomes a grammar first. A grammar is tried by writing a few random texts that follow it: the server's other
-texts wait while a step of a grammar is made, so one whose steps take long is refused. So is one that takes long to read
-or to copy, or much memory: each text reads it, and steps with drafts copy it. What takes too long here, or ends the
-process, is refused by whoever waits for the line.
+A schema becomes a grammar first. A grammar is tried by writing a few random texts that follow it: the server's other
+requests wait while a step of a grammar is made, so one whose steps take long is refused. So is one that takes long to
+read or to copy, or much memory: each request reads it, and steps with drafts copy it. A call of llama.cpp cannot be
+interrupted, so one that takes far too long ends the process (SIGVTALRM), as does a lack of memory within llama.cpp.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import random
 import signal
-import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import llama_cpp
@@ -24,46 +22,81 @@ import numpy as np
 
 from pyfly_cpp.llama.schemas import Framed, SchemaGrammar, gbnf_of_any, schema_from
 
-_MEMORY = 2**30
-"""Bytes that a grammar may take."""
+MEMORY = 2**28
+"""Bytes that reading a grammar may take."""
+TOO_SLOW = "takes too long to read, or with each token; make it simpler"
+TOO_LARGE = "takes too much memory; make it smaller"
+
 _N_CANDIDATES = 1024
 _N_TEXTS, _N_STEPS = 4, 64
 _TRY_SECONDS = 0.5
 _STEP_SECONDS = 0.1
 _READ_SECONDS, _READ_BYTES = 0.1, 2**25
-"""Of a text: for reading its grammar and copying it once."""
+"""Of a request: for reading its grammar and copying it once."""
+_CALL_SECONDS = 0.25
+"""Processor time after which a call of llama.cpp is not waited for; above both limits, as signals may be late."""
 
 
 class _Refused(Exception):
     pass
 
 
-def main(model_path: str, max_bytes: int) -> None:
-    """Serves lines until stdin ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's
-    silent = llama_cpp.llama_log_callback(lambda *_: None)
-    llama_cpp.llama_log_set(silent, ctypes.c_void_p(0))
-    out = os.fdopen(os.dup(1), "w")
-    params = llama_cpp.llama_model_default_params()
-    params.vocab_only = True
-    model = llama_cpp.llama_model_load_from_file(os.fsencode(model_path), params)
-    if not model:
-        sys.exit(1)  # the file is not there any more, as its missing line tells
-    vocab = llama_cpp.llama_model_get_vocab(model)
-    candidates = _candidates(vocab)
-    _limit_memory()
-    out.write("ready\n")
-    out.flush()
-    for line in sys.stdin:
+class Probe:
+    """The vocabulary that grammars are tried with."""
+
+    def __init__(self, model_path: str, max_bytes: int) -> None:
+        """
+        Args:
+            model_path: The file of the vocabulary.
+            max_bytes: Most bytes of a grammar.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        self._max_bytes = max_bytes
+        self._silent = llama_cpp.llama_log_callback(lambda *_: None)
+        llama_cpp.llama_log_set(self._silent, ctypes.c_void_p(0))
+        params = llama_cpp.llama_model_default_params()
+        params.vocab_only = True
+        model = llama_cpp.llama_model_load_from_file(os.fsencode(model_path), params)
+        if not model:
+            raise OSError(f"{model_path} cannot be read.")
+        self._vocab = llama_cpp.llama_model_get_vocab(model)
+        self._row = _candidates(self._vocab)
+
+    def answer(self, constraint: dict[str, Any]) -> dict[str, Any]:
+        """Reads and tries a constraint (`Constraint` as a dict).
+
+        Returns:
+            `grammar` (GBNF) and `loose` (keywords that it does not enforce), or `error` (words for the client).
+        """
         try:
-            grammar = _read(json.loads(line), vocab, candidates, max_bytes)
-            answer: dict[str, Any] = {"grammar": grammar.text, "loose": grammar.loose}
+            grammar = self._read(constraint)
         except _Refused as error:
-            answer = {"error": str(error)}
+            return {"error": str(error)}
         except MemoryError:
-            answer = {"error": "takes too much memory; make it smaller"}
-        out.write(json.dumps(answer) + "\n")
-        out.flush()
+            return {"error": TOO_LARGE}
+        return {"grammar": grammar.text, "loose": grammar.loose}
+
+    def _read(self, constraint: dict[str, Any]) -> SchemaGrammar:
+        grammar, is_schema = SchemaGrammar(constraint["text"], ()), constraint["kind"] == "schema"
+        if is_schema:
+            try:
+                framed = [Framed(*parts) for parts in schema_from(grammar.text)]
+                grammar = gbnf_of_any(framed, constraint["is_repeated"])
+            except ValueError as error:
+                raise _Refused(str(error)) from None
+        if len(grammar.text.encode("utf-8")) > self._max_bytes:
+            raise _Refused(f"becomes a grammar of more than {self._max_bytes} bytes; make it smaller")
+        unreadable = "refers to itself before anything is written" if is_schema else \
+            "is not a GBNF grammar with a rule `root`, or one of its rules begins with itself"  # fmt: skip
+        sampler = _sampler(grammar.text, self._vocab, unreadable)
+        try:
+            for seed in range(_N_TEXTS):
+                _try(sampler, self._row, random.Random(seed))
+        finally:
+            llama_cpp.llama_sampler_free(sampler)
+        return grammar
 
 
 def _candidates(vocab: Any) -> Any:
@@ -80,43 +113,38 @@ def _candidates(vocab: Any) -> Any:
     return out
 
 
-def _limit_memory() -> None:
+def limit_memory() -> None:
+    """Lets this process take no more than `MEMORY` in addition, where the system can see to that."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 
         with open("/proc/self/statm", encoding="ascii") as file:
-            n = int(file.read().split()[0]) * resource.getpagesize() + _MEMORY
+            n = int(file.read().split()[0]) * resource.getpagesize() + MEMORY
         resource.setrlimit(resource.RLIMIT_AS, (n, n))
 
 
-def _read(constraint: dict[str, Any], vocab: Any, candidates: Any, max_bytes: int) -> SchemaGrammar:
-    grammar, is_schema = SchemaGrammar(constraint["text"], ()), constraint["kind"] == "schema"
-    if is_schema:
-        try:
-            framed = [Framed(*parts) for parts in schema_from(grammar.text)]
-            grammar = gbnf_of_any(framed, constraint["is_repeated"])
-        except ValueError as error:
-            raise _Refused(str(error)) from None
-    if len(grammar.text.encode("utf-8")) > max_bytes:
-        raise _Refused(f"becomes a grammar of more than {max_bytes} bytes; make it smaller")
-    unreadable = "refers to itself before anything is written" if is_schema else \
-        "is not a GBNF grammar with a rule `root`, or one of its rules begins with itself"  # fmt: skip
-    sampler = _sampler(grammar.text, vocab, unreadable)
+@contextlib.contextmanager
+def _bounded() -> Iterator[None]:
+    """Around a call of llama.cpp, which may end the process."""
+    if not hasattr(signal, "setitimer"):
+        yield
+        return
+    signal.setitimer(signal.ITIMER_VIRTUAL, _CALL_SECONDS)
     try:
-        for seed in range(_N_TEXTS):
-            _try(sampler, candidates, random.Random(seed))
+        yield
     finally:
-        llama_cpp.llama_sampler_free(sampler)
-    return grammar
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
 def _sampler(grammar: str, vocab: Any, unreadable: str) -> Any:
     n_bytes, begun = _allocated(), time.process_time()
-    sampler = llama_cpp.llama_sampler_init_grammar(vocab, grammar.encode("utf-8"), b"root")
+    with _bounded():
+        sampler = llama_cpp.llama_sampler_init_grammar(vocab, grammar.encode("utf-8"), b"root")
     if not sampler:
         raise _Refused(unreadable)
     n_bytes = _allocated() - n_bytes
-    llama_cpp.llama_sampler_free(llama_cpp.llama_sampler_clone(sampler))
+    with _bounded():
+        llama_cpp.llama_sampler_free(llama_cpp.llama_sampler_clone(sampler))
     if n_bytes > _READ_BYTES or time.process_time() - begun > _READ_SECONDS:
         llama_cpp.llama_sampler_free(sampler)
         raise _Refused("takes too much time or memory for each text; repeat less in it")
@@ -148,19 +176,16 @@ def _try(grammar: Any, candidates: Any, choose: random.Random) -> None:
             data = row.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_token_data))
             array = llama_cpp.llama_token_data_array(data=data, size=len(row), selected=-1, sorted=False)
             before = time.process_time()
-            llama_cpp.llama_sampler_apply(sampler, ctypes.byref(array))
-            allowed = row["id"][np.isfinite(row["logit"])]
-            if not len(allowed):
-                return
-            llama_cpp.llama_sampler_accept(sampler, int(choose.choice(allowed)))
+            with _bounded():
+                llama_cpp.llama_sampler_apply(sampler, ctypes.byref(array))
+                allowed = row["id"][np.isfinite(row["logit"])]
+                if not len(allowed):
+                    return
+                llama_cpp.llama_sampler_accept(sampler, int(choose.choice(allowed)))
             now = time.process_time()
             if now - before > _STEP_SECONDS:
-                raise _Refused("takes too long with each token; make it simpler")
+                raise _Refused(TOO_SLOW)
             if now - begun > _TRY_SECONDS:
                 return
     finally:
         llama_cpp.llama_sampler_free(sampler)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))

@@ -30,7 +30,7 @@ from pyfly_cpp.serve.orders import read_decoding, read_sampling, settings_of, wr
 from pyfly_cpp.serve.pages import Pages
 from pyfly_cpp.serve.prompts import ChatPrompt
 from pyfly_cpp.serve.responses import Response as ResponseAnswer
-from pyfly_cpp.serve.security import OWNER, App, guarded, refuse
+from pyfly_cpp.serve.security import OWNER, App, client_of, guarded, refuse
 from pyfly_cpp.serve.service import Service
 from pyfly_cpp.serve.streams import ClientLeft, Sender, closing, header_of, while_there
 
@@ -178,25 +178,25 @@ class _Answers(_Checked):
         texts = [""] * len(answer.orders)
         try:
             if answer.stream:
-                await while_there(receive, self._stream(answer, send, texts))
+                await while_there(receive, self._stream(answer, client_of(scope), send, texts))
             else:
-                whole = await while_there(receive, self._whole(answer, texts))
+                whole = await while_there(receive, self._whole(answer, client_of(scope), texts))
                 await JSONResponse(whole, headers=answer.headers)(scope, receive, send)
         finally:
             if service.log.wants_texts:
                 more["texts"] = texts
 
-    async def _whole(self, answer: Answer, texts: list[str]) -> dict[str, Any]:
-        async with closing(self.service.pieces(answer)) as pieces:
+    async def _whole(self, answer: Answer, whose: str, texts: list[str]) -> dict[str, Any]:
+        async with closing(self.service.pieces(answer, whose)) as pieces:
             async for i, piece in pieces:
                 texts[i] += piece.text
                 for _ in answer.add(i, piece):
                     pass
         return answer.whole()
 
-    async def _stream(self, answer: Answer, send: Any, texts: list[str]) -> None:
+    async def _stream(self, answer: Answer, whose: str, send: Any, texts: list[str]) -> None:
         sender = Sender(send, self.service.settings.limits.read_seconds, answer.is_named, answer.is_marked)
-        async with closing(self.service.pieces(answer)) as pieces:
+        async with closing(self.service.pieces(answer, whose)) as pieces:
             has_begun = False
             try:
                 async for i, piece in pieces:

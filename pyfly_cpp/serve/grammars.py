@@ -1,21 +1,22 @@
-"""Grammars and schemas of strangers: read and tried in a process of their own, which may take so long and no longer."""
+"""Grammars and schemas of strangers: read and tried in processes of their own, for so long and no longer, and known
+then."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import hashlib
 import json
-import subprocess
-import sys
-import threading
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pyfly_cpp.serve.errors import ApiError, bad_request
+from pyfly_cpp.serve.grammar_readers import GrammarReaders
 
 _N_KEPT = 64
-_MOST_PENDING = 16
+_N_REFUSED = 1024
+_MOST_OF_ONE, _MOST_PENDING = 16, 64
+"""Constraints of one client, and of all, that are being read."""
 
 
 class Constraint(NamedTuple):
@@ -38,41 +39,45 @@ class Constraint(NamedTuple):
         return self._replace(text=json.dumps(both), is_repeated=False)
 
 
-class Unavailable(RuntimeError):
-    """The process that reads grammars does not start."""
+@dataclass
+class _Reading:
+    """A constraint that is being read."""
 
-
-class _Verdict(NamedTuple):
-    grammar: str | None
-    error: str = ""
-    loose: tuple[str, ...] = ()
+    constraint: Constraint
+    task: asyncio.Task[dict[str, Any]]
+    whose: str
+    n_waiting: int = 0
+    """Requests that wait for it."""
 
 
 class Grammars:
-    """Turns constraints into grammars that are known to be harmless."""
+    """Turns constraints into grammars that are known to be harmless. It belongs to one event loop."""
 
     def __init__(self, model_path: str, max_bytes: int, seconds: float) -> None:
         """
         Args:
-            model_path: Whose vocabulary they are tried with.
-            max_bytes: Of a grammar.
-            seconds: For one.
+            model_path: The file of the vocabulary that they are tried with.
+            max_bytes: Most bytes of a grammar.
+            seconds: Processor time for one.
         """
-        self._command = [sys.executable, "-m", "pyfly_cpp.serve._grammar_probe", model_path, str(max_bytes)]
+        self._readers = GrammarReaders(model_path, max_bytes)
         self._max_bytes = max_bytes
         self._seconds = seconds
-        self._process: subprocess.Popen[str] | None = None
-        self._lock = threading.Lock()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="pyfly-grammars")
-        self._n_pending = 0
-        self._known: OrderedDict[Constraint, _Verdict] = OrderedDict()
+        self._known: OrderedDict[Constraint, Constraint] = OrderedDict()
+        self._refused: OrderedDict[bytes, str] = OrderedDict()  # the words of an error, by the digest of a constraint
+        self._reading: dict[Constraint, _Reading] = {}
 
     def start(self) -> None:
         """Makes the process ready, in the background."""
-        self._thread.submit(self._ready)
+        self._readers.start()
 
-    async def compile(self, constraint: Constraint) -> Constraint:
-        """The grammar of a constraint. Raises ApiError: it is too large, too slow, or cannot be read; Unavailable."""
+    async def compile(self, constraint: Constraint, whose: str = "") -> Constraint:
+        """The grammar of a constraint. Each of the clients (`whose`) has the same share of the time for reading.
+
+        Raises:
+            ApiError: it is too large, too slow, or cannot be read; or too many are being read.
+            Unavailable: grammars cannot be read now.
+        """
         if constraint.kind == "good":
             return constraint
         if len(constraint.text.encode("utf-8")) > self._max_bytes:
@@ -81,70 +86,56 @@ class Grammars:
             )
         if "\0" in constraint.text:
             raise bad_request(f"{constraint.param} has a NUL character; leave it out.", constraint.param)
-        known = self._known.get(constraint)
-        if known is None:
-            if self._n_pending >= _MOST_PENDING:
-                raise ApiError(429, "too many grammars are waiting to be read; try again later.", code="queue_full",
-                               headers={"Retry-After": "5"})  # fmt: skip
-            self._n_pending += 1
-            try:
-                known = await asyncio.get_running_loop().run_in_executor(self._thread, self._try, constraint)
-            finally:
-                self._n_pending -= 1
-            if known is None:  # another time it may be better
-                what = f"takes more than {self._seconds:g} seconds, or too much memory, to read; make it simpler"
-                raise bad_request(f"{constraint.param} {what}.", constraint.param)
-            self._known[constraint] = known
-            while len(self._known) > _N_KEPT:
-                self._known.popitem(last=False)
-        if known.grammar is None:
-            raise bad_request(f"{constraint.param} {known.error}.", constraint.param)
-        return Constraint("good", known.grammar, constraint.param, loose=known.loose)
+        digest = hashlib.sha256(json.dumps(constraint).encode()).digest()
+        good, error = self._known.get(constraint), self._refused.get(digest)
+        if good is None and error is None:
+            answer = await self._answer(constraint, whose)
+            if answer.get("passes"):
+                what = f"{constraint.param} {answer['error']}."
+                raise ApiError(429, what, param=constraint.param, code="queue_full", headers={"Retry-After": "5"})
+            error = answer.get("error")
+            if error is None:
+                good = Constraint("good", answer["grammar"], constraint.param, loose=tuple(answer["loose"]))
+        if good is None:
+            assert error is not None
+            _keep(self._refused, digest, error, _N_REFUSED)
+            raise bad_request(f"{constraint.param} {error}.", constraint.param)
+        _keep(self._known, constraint, good, _N_KEPT)
+        return good
 
     def close(self) -> None:
         """Ends the process."""
-        self._end()
-        self._thread.shutdown(wait=False)
+        self._readers.close()
 
-    # ---- In the thread -----------------------------------------------------------------------------------------------
+    def _answer(self, constraint: Constraint, whose: str) -> asyncio.Future[dict[str, Any]]:
+        """Its answer; requests for the same constraint share one. Raises ApiError: too many are being read."""
+        reading = self._reading.get(constraint)
+        if reading is None:
+            self._require_room(whose)
+            task = asyncio.ensure_future(self._readers.read(constraint._asdict(), whose, self._seconds))
+            reading = self._reading[constraint] = _Reading(constraint, task, whose)
+        waiting = asyncio.shield(reading.task)
+        reading.n_waiting += 1
+        waiting.add_done_callback(lambda _: self._leave(reading))
+        return waiting
 
-    def _try(self, constraint: Constraint) -> _Verdict | None:
-        """None: the process was too slow, or ended."""
-        process = self._ready()
-        timer = threading.Timer(self._seconds, process.kill)
-        timer.start()
-        try:
-            assert process.stdin is not None and process.stdout is not None
-            process.stdin.write(json.dumps(constraint._asdict()) + "\n")
-            process.stdin.flush()
-            answer: dict[str, Any] = json.loads(process.stdout.readline())
-        except (OSError, ValueError):
-            self._end()
-            return None
-        finally:
-            timer.cancel()
-        return _Verdict(answer.get("grammar"), answer.get("error", ""), tuple(answer.get("loose", ())))
+    def _leave(self, reading: _Reading) -> None:
+        """One request less waits for it; without any it is given up."""
+        reading.n_waiting -= 1
+        if not reading.n_waiting:
+            del self._reading[reading.constraint]
+            reading.task.cancel()
 
-    def _ready(self) -> subprocess.Popen[str]:
-        with self._lock:
-            if self._process is None or self._process.poll() is not None:
-                self._process = subprocess.Popen(
-                    self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-                )
-                assert self._process.stdout is not None
-                if not self._process.stdout.readline():  # it says that it is ready
-                    self._process.wait()
-                    self._process = None
-                    raise Unavailable(f"grammars cannot be read: is {self._command[-2]} still there?")
-            return self._process
+    def _require_room(self, whose: str) -> None:
+        n_own = sum(reading.whose == whose for reading in self._reading.values())
+        if n_own >= _MOST_OF_ONE or len(self._reading) >= _MOST_PENDING:
+            raise ApiError(429, "too many grammars are waiting to be read; try again later.", code="queue_full",
+                           headers={"Retry-After": "5"})  # fmt: skip
 
-    def _end(self) -> None:
-        with self._lock:
-            process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    with contextlib.suppress(OSError):
-                        pipe.close()
+
+def _keep(kept: OrderedDict[Any, Any], key: Any, value: Any, most: int) -> None:
+    """Makes an entry the newest; the oldest go."""
+    kept[key] = value
+    kept.move_to_end(key)
+    while len(kept) > most:
+        kept.popitem(last=False)

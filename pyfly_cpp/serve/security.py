@@ -80,6 +80,11 @@ class _Names:
         return "*" in self._origins or origin in self._origins or origin in (f"http://{host}", f"https://{host}")
 
 
+def client_of(scope: Scope) -> str:
+    """Who asks, as far as turns among clients go: a key, or without keys an address."""
+    return f"key {scope[OWNER]}" if OWNER in scope else str((scope.get("client") or ("",))[0])
+
+
 def _name_of(host: str) -> str:
     """The name in a Host header, without its port; empty if it is written in no way that names are."""
     found = _HOST.fullmatch(host.strip().lower())

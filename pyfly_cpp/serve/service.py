@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import functools
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
@@ -22,7 +23,8 @@ from pyfly_cpp.serve.answers import Answer
 from pyfly_cpp.serve.body import Body, read_json
 from pyfly_cpp.serve.embedder import Embedder
 from pyfly_cpp.serve.errors import ApiError, bad_request, internal, stopping
-from pyfly_cpp.serve.grammars import Constraint, Grammars, Unavailable
+from pyfly_cpp.serve.grammar_readers import Unavailable
+from pyfly_cpp.serve.grammars import Constraint, Grammars
 from pyfly_cpp.serve.logs import Log
 from pyfly_cpp.serve.metrics import Metrics
 from pyfly_cpp.serve.model import Model
@@ -95,15 +97,15 @@ class Service:
         work = self.reading.run(body.n_bytes, functools.partial(function, *arguments))
         return await while_there(request.receive, work)
 
-    async def pieces(self, answer: Answer) -> AsyncIterator[tuple[int, Piece | Progress]]:
+    async def pieces(self, answer: Answer, whose: str) -> AsyncIterator[tuple[int, Piece | Progress]]:
         """The pieces of all texts of an answer, as they come, and before those of each how far its prompt is. Closed
-        early, it gives the others up immediately.
+        early, it gives the others up immediately. `whose`: the client, see `client_of`.
 
         Raises:
             ApiError: there is no room, the request cannot be served, or the server ends.
         """
         arrived = time.monotonic()
-        orders = await self._with_grammars(answer)
+        orders = await self._with_grammars(answer, whose)
         with self.turns.admitted(len(orders)) as ticket:
             events: _Events[tuple[int, Piece | Progress | BaseException]] = asyncio.Queue()
             tasks = [
@@ -133,19 +135,20 @@ class Service:
                 self.metrics.embedded_tokens.inc(len(tokens))
                 yield vector
 
-    async def _with_grammars(self, answer: Answer) -> list[Order]:
+    async def _with_grammars(self, answer: Answer, whose: str) -> list[Order]:
         """The orders with grammars that were tried; the answer's headers tell what those do not enforce."""
         known: dict[Constraint, Constraint] = {}
         for order in answer.orders:
             if order.grammar is not None and order.grammar not in known:
                 try:
-                    known[order.grammar] = await self.grammars.compile(order.grammar)
+                    known[order.grammar] = await self.grammars.compile(order.grammar, whose)
                 except Unavailable as failure:
                     self.log.warn(str(failure))
                     raise ApiError(
                         503,
-                        "grammars and schemas cannot be read now; tell whoever runs the server.",
+                        "grammars and schemas cannot be read now; try again later, or tell whoever runs the server.",
                         code="no_grammars",
+                        headers={"Retry-After": str(math.ceil(failure.seconds))},
                     ) from None
         loose = [f"{good.param}: {what}" for good in known.values() for what in good.loose]
         if loose:

@@ -26,7 +26,7 @@ class Limits:
     max_grammar: int = 2**16
     """Bytes of a grammar, or of a schema and the grammar that comes of it."""
     grammar_seconds: float = 5.0
-    """For reading and trying it."""
+    """Of processor time, for reading and trying it."""
     head_seconds: float = 20.0
     """Until a new connection has sent the head of a request."""
     read_seconds: float = 60.0
