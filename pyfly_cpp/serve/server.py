@@ -14,10 +14,10 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pyfly_cpp.batch.fly_batch import FlyBatch
 from pyfly_cpp.serve.app import make_app
+from pyfly_cpp.serve.connections import Config, Connection
 from pyfly_cpp.serve.logs import Log
 from pyfly_cpp.serve.model import Model
 from pyfly_cpp.serve.service import Service
@@ -78,24 +78,6 @@ def _after(seconds: float) -> Callable[[], bool]:
     return lambda: time.monotonic() > deadline
 
 
-class _Protocol(H11Protocol):
-    """A connection, which ends unless a request begins on it in time."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begins the time for a request's head."""
-        super().connection_made(transport)
-        assert isinstance(self.config, _Config)
-        self.loop.call_later(self.config.head_seconds, self._expire)
-
-    def _expire(self) -> None:
-        if self.cycle is None:
-            self.transport.abort()
-
-
-class _Config(uvicorn.Config):
-    head_seconds = 0.0
-
-
 class Server(uvicorn.Server):
     """uvicorn's, which ends in our way: running answers first."""
 
@@ -112,9 +94,9 @@ class Server(uvicorn.Server):
         self._on_wait = on_wait
         self._is_interrupted = False
         self.service = Service(Model(batch, settings.chat_template), settings, Log(settings.log))
-        config = _Config(
+        config = Config(
             make_app(self.service),
-            http=_Protocol,
+            http=Connection,
             ws="none",
             loop="asyncio",
             lifespan="off",
@@ -127,6 +109,7 @@ class Server(uvicorn.Server):
             backlog=_BACKLOG,
         )
         config.head_seconds = settings.limits.head_seconds
+        config.read_seconds = settings.limits.read_seconds
         super().__init__(config)
 
     async def startup(self, sockets: Any = None) -> None:

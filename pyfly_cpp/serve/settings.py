@@ -28,9 +28,11 @@ class Limits:
     grammar_seconds: float = 5.0
     """Of processor time, for reading and trying it."""
     head_seconds: float = 20.0
-    """Until a new connection has sent the head of a request."""
+    """Until a new connection has sent the head of a request; of a later one, from its first byte on."""
     read_seconds: float = 60.0
-    """Until a request has come whole, and for a client to take what it is sent."""
+    """Until a request has come whole, and for a client to take 64 KiB of what it is sent, or all of it."""
+    silent_seconds: float = 10.0
+    """Longest silence of a stream, whose client is sent comments while it waits."""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,8 @@ EXACT = {
     "flash_attn": False,
 }  # fmt: skip
 NAME = "tiny"
+BIG = {"prompt": [[5] * 400] * 8, "max_tokens": 1, "echo": True, "logprobs": 20}
+"""A completion that is far longer than what the system takes for a client."""
 
 
 class Running:
@@ -116,3 +118,13 @@ def until(condition, seconds=10.0):
         assert time.monotonic() - begun < seconds
         time.sleep(0.005)
     return time.monotonic() - begun
+
+
+def until_ended(client):
+    """Waits until the server has closed or cut a connection; what came."""
+    content = b""
+    client.settimeout(20)
+    with contextlib.suppress(ConnectionResetError):
+        while part := client.recv(2**16):
+            content += part
+    return content
