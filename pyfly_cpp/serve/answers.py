@@ -27,6 +27,7 @@ from pyfly_cpp.serve.orders import (
 )
 from pyfly_cpp.serve.settings import Settings
 from pyfly_cpp.serve.timings import Progress, Timings
+from pyfly_cpp.serve.written import Entries
 
 Event = dict[str, Any]
 
@@ -256,11 +257,22 @@ def read_format(body: Mapping[str, Any]) -> Constraint | None:
     return Constraint("schema", json.dumps([Framed({"type": "object"} if schema is None else schema)]), param)
 
 
-def joined(told: list[dict[str, Any]]) -> dict[str, Any]:
-    """The fields `pyfly` of all pieces as one; nothing if there are none."""
-    if not told:
-        return {}
-    return {"pyfly": {**told[-1], "tokens": [token for one in told for token in one["tokens"]]}}
+class Told:
+    """The fields `pyfly` of the pieces of a text, as one."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, Any] = {}
+        self._tokens = Entries()
+
+    def add(self, told: Mapping[str, Any]) -> None:
+        """Takes the fields of a piece's event, if `pyfly` is one of them."""
+        if "pyfly" in told:
+            self._last = told["pyfly"]
+            self._tokens.extend(self._last["tokens"])
+
+    def whole(self) -> dict[str, Any]:
+        """The field of a response; none if there was none."""
+        return {"pyfly": {**self._last, "tokens": self._tokens}} if self._last else {}
 
 
 def _record_of(token: Token, model: Model) -> dict[str, Any]:

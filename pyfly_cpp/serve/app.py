@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from starlette.routing import Mount, Route
 from pyfly_cpp import __version__
 from pyfly_cpp.engine.output import Piece
 from pyfly_cpp.serve import requests
-from pyfly_cpp.serve.answers import Answer, system_fingerprint
+from pyfly_cpp.serve.answers import Answer, Event, system_fingerprint
 from pyfly_cpp.serve.chat import Chat
 from pyfly_cpp.serve.completions import Completion
 from pyfly_cpp.serve.embeddings import Embeddings
@@ -32,10 +32,14 @@ from pyfly_cpp.serve.prompts import ChatPrompt
 from pyfly_cpp.serve.responses import Response as ResponseAnswer
 from pyfly_cpp.serve.security import OWNER, App, client_of, guarded, refuse
 from pyfly_cpp.serve.service import Service
-from pyfly_cpp.serve.streams import ClientLeft, Sender, closing, header_of, while_there
+from pyfly_cpp.serve.streams import ClientLeft, Sender, Whole, closing, header_of, while_there
+from pyfly_cpp.serve.timings import Progress
+from pyfly_cpp.serve.written import Entries, portions
 
 _ANY_SEED = 2**32 - 1
 """llama.cpp's word for a seed that is drawn."""
+_BYTES_OF_ROW = 1024
+"""About, of the JSON of a token's log-probabilities."""
 
 
 def make_app(service: Service) -> App:
@@ -176,45 +180,56 @@ class _Answers(_Checked):
         if unknown:
             answer.headers["X-Pyfly-Ignored"] = header_of(unknown)
         texts = [""] * len(answer.orders)
+        work = self._stream if answer.stream else self._whole
         try:
-            if answer.stream:
-                await while_there(receive, self._stream(answer, client_of(scope), send, texts))
-            else:
-                whole = await while_there(receive, self._whole(answer, client_of(scope), texts))
-                await JSONResponse(whole, headers=answer.headers)(scope, receive, send)
+            await while_there(receive, work(answer, client_of(scope), send, texts))
         finally:
             if service.log.wants_texts:
                 more["texts"] = texts
 
-    async def _whole(self, answer: Answer, whose: str, texts: list[str]) -> dict[str, Any]:
+    async def _whole(self, answer: Answer, whose: str, send: Any, texts: list[str]) -> None:
+        n_tokens = sum(len(order.prompt) + order.max_tokens for order in answer.orders)
         async with closing(self.service.pieces(answer, whose)) as pieces:
             async for i, piece in pieces:
-                texts[i] += piece.text
-                for _ in answer.add(i, piece):
-                    pass
-        return answer.whole()
+                if piece is not None:
+                    texts[i] += piece.text
+                    for _ in await self._events(answer, i, piece):
+                        pass
+        parts = await self.service.reading.run(n_tokens, lambda: portions(answer.whole()))
+        await Whole(parts, answer.headers)({}, None, send)
 
     async def _stream(self, answer: Answer, whose: str, send: Any, texts: list[str]) -> None:
-        sender = Sender(send, self.service.settings.limits.read_seconds, answer.is_named, answer.is_marked)
-        async with closing(self.service.pieces(answer, whose)) as pieces:
-            has_begun = False
-            try:
+        sender = Sender(send, answer.is_named, answer.is_marked)
+        try:
+            async with closing(self.service.pieces(answer, whose)) as pieces:
                 async for i, piece in pieces:
-                    texts[i] += piece.text
-                    if not has_begun and (answer.tells_progress or isinstance(piece, Piece)):
-                        has_begun = True
+                    # What fails immediately has its own status; what waits or reads a long prompt shows a head.
+                    if not sender.has_begun and (answer.tells_progress or not isinstance(piece, Progress)):
                         await sender.begin(answer.headers)
                         for event in answer.begin():
                             await sender.event(event)
-                    for event in answer.add(i, piece):
+                    if piece is None:
+                        await sender.keep_alive(self.service.settings.limits.silent_seconds / 2)
+                        continue
+                    texts[i] += piece.text
+                    for event in await self._events(answer, i, piece):
                         await sender.event(event)
-                for event in answer.end():
-                    await sender.event(event)
-            except ApiError as failure:
-                if not has_begun:
-                    raise  # with its own status
-                await sender.event(answer.fail(failure))
+            for event in answer.end():
+                await sender.event(event)
+        except Exception as failure:
+            if not sender.has_begun or isinstance(failure, ClientLeft):
+                raise
+            await sender.event(answer.fail(failure if isinstance(failure, ApiError) else internal()))
             await sender.end()
+            raise  # it is counted
+        await sender.end()
+
+    async def _events(self, answer: Answer, i: int, piece: Piece | Progress) -> Iterable[Event]:
+        """The events of a piece; those of a prompt with log-probabilities are made in a thread."""
+        n_rows = 0 if isinstance(piece, Progress) or piece.prompt is None else len(piece.prompt)
+        if not n_rows:
+            return answer.add(i, piece)
+        return await self.service.reading.run(n_rows * _BYTES_OF_ROW, lambda: list(answer.add(i, piece)))
 
 
 class _Embeddings(_Checked):
@@ -292,7 +307,7 @@ class _Routes:
         """GET /openapi.json."""
         return JSONResponse(describe(bool(self._service.settings.keys)))
 
-    async def tokenize(self, request: Request) -> Response:
+    async def tokenize(self, request: Request) -> App:
         """POST /tokenize."""
         given = await self._service.body(request, requests.TokenizeRequest)
         body, model = given.value, self._service.model
@@ -303,11 +318,15 @@ class _Routes:
             text, special, add_bos = body["prompt"], True, body.get("add_special_tokens") is not False
         else:
             raise bad_request("prompt is missing.", "prompt")
-        tokens = await self._service.understand(request, given, model.tokenize, text, special, add_bos)
-        told: list[Any] = tokens
-        if body.get("with_pieces"):
-            told = [{"id": token, "piece": _shown(model.vocabulary.piece(token, True))} for token in tokens]
-        return JSONResponse({"tokens": told, "count": len(tokens), "max_model_len": model.batch.n_ctx})
+
+        def parts() -> list[bytes | bytearray]:
+            tokens = model.tokenize(text, special, add_bos)
+            told: Iterable[Any] = tokens
+            if body.get("with_pieces"):
+                told = ({"id": token, "piece": _shown(model.vocabulary.piece(token, True))} for token in tokens)
+            return portions({"tokens": Entries(told), "count": len(tokens), "max_model_len": model.batch.n_ctx})
+
+        return Whole(await self._service.understand(request, given, parts))
 
     async def count_tokens(self, request: Request) -> Response:
         """POST /v1/messages/count_tokens."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.engine.output import Piece
-from pyfly_cpp.serve.answers import Event, Shared, joined
+from pyfly_cpp.serve.answers import Event, Shared, Told
 from pyfly_cpp.serve.calls import CallReader
 from pyfly_cpp.serve.errors import bad_request
 from pyfly_cpp.serve.model import Model
@@ -15,6 +15,7 @@ from pyfly_cpp.serve.prompts import ChatPrompt
 from pyfly_cpp.serve.settings import Settings
 from pyfly_cpp.serve.thoughts import Budget, ThoughtReader
 from pyfly_cpp.serve.tools import Call
+from pyfly_cpp.serve.written import Entries
 
 
 class Chat(Shared):
@@ -89,9 +90,9 @@ class _Choice:
         """Tokens of the thoughts, with their markers."""
         self._n_told: list[int] = []  # characters of the arguments of each call
         self._text: list[str] = []
-        self._logprobs: list[dict[str, Any]] | None = None if owner.orders[i].n_logprobs is None else []
+        self._logprobs = None if owner.orders[i].n_logprobs is None else Entries()
         self._finish: str | None = None
-        self._told: list[dict[str, Any]] = []
+        self._told = Told()
 
     def add(self, piece: Piece) -> Iterable[dict[str, Any]]:
         """The choices of events."""
@@ -105,10 +106,12 @@ class _Choice:
         logprobs = None
         if self._logprobs is not None:
             content = [self._owner.told_logprobs(token) for token in piece.tokens]
-            self._logprobs += content
+            if not self._owner.stream:
+                self._logprobs.extend(content)
             logprobs = {"content": content}
         told = self._owner.told(piece)
-        self._told += [told["pyfly"]] if told else []
+        if not self._owner.stream:
+            self._told.add(told)
         calls = [] if self._reader is None else self._reader.calls
         if self._n_told:  # text stands behind the last call
             yield from self._tell_call(calls, len(self._n_told) - 1)
@@ -169,7 +172,7 @@ class _Choice:
             message.update({"function_call": calls[0]["function"]} if self._is_older else {"tool_calls": calls})
         logprobs = None if self._logprobs is None else {"content": self._logprobs}
         out = {"index": self._i, "message": message, "logprobs": logprobs, "finish_reason": self._finish}
-        return {**out, **joined(self._told)}
+        return {**out, **self._told.whole()}
 
 
 def _event(

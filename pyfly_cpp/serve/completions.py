@@ -7,13 +7,16 @@ from typing import Any
 
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.engine.output import Piece, Token, completion_logprobs, prompt_tokens
-from pyfly_cpp.serve.answers import Event, Shared, joined, read_format
+from pyfly_cpp.serve.answers import Event, Shared, Told, read_format
 from pyfly_cpp.serve.contents import listed
 from pyfly_cpp.serve.errors import bad_request
 from pyfly_cpp.serve.model import Model
 from pyfly_cpp.serve.settings import Settings
+from pyfly_cpp.serve.written import Entries
 
 _DEFAULT_TOKENS = 16  # the protocol's own
+_N_AT_ONCE = 256
+"""Tokens whose log-probabilities are objects at a time: as JSON they are much smaller."""
 
 
 class Completion(Shared):
@@ -80,10 +83,10 @@ class _Choice:
         self._order = owner.orders[i]
         self._has_begun = False
         self._text: list[str] = []
-        self._logprobs: dict[str, list[Any]] | None = None if self._order.n_logprobs is None else {}
+        self._logprobs: dict[str, Entries] | None = None if self._order.n_logprobs is None else {}
         self._n_chars = len(owner.prompt_text(i)) if isinstance(owner.given(i), str) else 0
         self._finish: str | None = None
-        self._told: list[dict[str, Any]] = []
+        self._told = Told()
 
     def add(self, piece: Piece) -> dict[str, Any]:
         """The choice of an event."""
@@ -93,12 +96,14 @@ class _Choice:
             text = self._owner.prompt_text(self._i) + text if self._echo else text
         if self._logprobs is not None:
             logprobs = self._tell(piece)
-            for name, values in logprobs.items():
-                self._logprobs.setdefault(name, []).extend(values)
-        self._text.append(text)
         self._finish = piece.finish
         told = self._owner.told(piece)
-        self._told += [told["pyfly"]] if told else []
+        if not self._owner.stream:
+            for name, values in (logprobs or {}).items():
+                assert self._logprobs is not None
+                self._logprobs.setdefault(name, Entries()).extend(values)
+            self._text.append(text)
+            self._told.add(told)
         return {"index": self._i, "text": text, "logprobs": logprobs, "finish_reason": piece.finish, **told}
 
     def whole(self) -> dict[str, Any]:
@@ -106,9 +111,9 @@ class _Choice:
         out = {
             "index": self._i, "text": "".join(self._text), "logprobs": self._logprobs, "finish_reason": self._finish,
         }  # fmt: skip
-        return {**out, **joined(self._told)}
+        return {**out, **self._told.whole()}
 
-    def _tell(self, piece: Piece) -> dict[str, list[Any]]:
+    def _tell(self, piece: Piece) -> dict[str, Entries]:
         model, tokens = self._owner.model, list[Token]()
         if piece.prompt is not None:
             self._n_chars = 0
@@ -118,6 +123,11 @@ class _Choice:
             if not has_own and [token.id for token in tokens[:1]] == model.own_beginning():  # we put it there
                 del tokens[0]
         tokens += piece.tokens
-        out = completion_logprobs(tokens, self._n_chars, lambda token: model.text([token], special=True))
-        self._n_chars += sum(len(token.text) for token in tokens)
+        out: dict[str, Entries] = {}
+        for i in range(0, len(tokens) or 1, _N_AT_ONCE):
+            some = tokens[i : i + _N_AT_ONCE]
+            told = completion_logprobs(some, self._n_chars, lambda token: model.text([token], special=True))
+            for name, values in told.items():
+                out.setdefault(name, Entries()).extend(values)
+            self._n_chars += sum(len(token.text) for token in some)
         return out

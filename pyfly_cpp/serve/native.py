@@ -8,7 +8,7 @@ from typing import Any
 
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.engine.output import Piece, Token
-from pyfly_cpp.serve.answers import Event, Shared, read_format
+from pyfly_cpp.serve.answers import Event, Shared, Told, read_format
 from pyfly_cpp.serve.contents import listed
 from pyfly_cpp.serve.errors import ApiError
 from pyfly_cpp.serve.infill import infill_prompt
@@ -16,6 +16,7 @@ from pyfly_cpp.serve.model import Model
 from pyfly_cpp.serve.orders import Order, settings_of
 from pyfly_cpp.serve.settings import Settings
 from pyfly_cpp.serve.timings import Progress
+from pyfly_cpp.serve.written import Entries
 
 _STOP_TYPES = {"eog": "eos", "stop": "word", "length": "limit", "context": "limit"}
 
@@ -52,10 +53,10 @@ class Native(Shared):
         """One for each piece, and one for the end."""
         text = self._texts[i]
         if piece.tokens or piece.text:
-            yield {**text.told(text.add(piece)), "stop": False, **self.told_times(i)}
+            yield {**text.add(piece), "stop": False, **self.told_times(i)}
         if piece.finish is not None:
-            text.last = piece
-            yield text.final("", [])
+            text.last = piece._replace(text="", tokens=())
+            yield text.final()
 
     def chunk(self, choices: list[dict[str, Any]], **more: Any) -> Event:
         """An event before the first piece."""
@@ -88,40 +89,48 @@ class _Text:
         self._owner = owner
         self._i = i
         self._order = order
-        self._pieces: list[Piece] = []
+        self._text: list[str] = []
+        self._ids, self._all_probabilities, self._records = Entries(), Entries(), Told()
         self.last = Piece("")
+        """The last piece, without its text."""
 
-    def add(self, piece: Piece) -> Piece:
-        self._pieces.append(piece)
-        return piece
+    def add(self, piece: Piece) -> dict[str, Any]:
+        """The fields of a piece's event that a response also has."""
+        self._text.append(piece.text)
+        told = self._told(piece)
+        if not self._owner.stream:
+            self._ids.extend(told["tokens"])
+            self._all_probabilities.extend(told.get("completion_probabilities", ()))
+            self._records.add(told)
+        return told
 
     def whole(self) -> dict[str, Any]:
         """The response."""
-        tokens = [token for piece in self._pieces for token in piece.tokens]
-        out = self.final("".join(piece.text for piece in self._pieces), tokens)
+        out = {**self.final(), "content": "".join(self._text)}
+        if self._owner.body.get("return_tokens"):
+            out["tokens"] = self._ids
+        if "completion_probabilities" in out:
+            out["completion_probabilities"] = self._all_probabilities
+        self._records.add(out)
+        out.update(self._records.whole())
         wanted = self._owner.body.get("response_fields")
         return out if wanted is None else {path: value for path in wanted if (value := _at(out, path)) is not None}
 
-    def told(self, piece: Piece) -> dict[str, Any]:
-        """Common fields of an event and a response."""
+    def _told(self, piece: Piece) -> dict[str, Any]:
         return {
             "content": piece.text, "tokens": [token.id for token in piece.tokens],
             "tokens_predicted": self._owner.n_tokens[self._i], "tokens_evaluated": len(self._order.prompt),
             **self._probabilities(piece.tokens), **self._owner.told(piece),
         }  # fmt: skip
 
-    def final(self, content: str, tokens: list[Token]) -> dict[str, Any]:
-        """The last event, or all of it."""
+    def final(self) -> dict[str, Any]:
+        """The last event: all of it but text and tokens."""
         owner, order, last = self._owner, self._order, self.last
         n_all = len(order.prompt) + owner.n_tokens[self._i]
-        all_text = "".join(piece.text for piece in self._pieces)
-        whole = last._replace(text=content, tokens=tuple(tokens))
-        given = tokens if owner.body.get("return_tokens") else []
         return {
-            **self.told(whole), "tokens": [token.id for token in given],
-            "index": self._i, "stop": True, "model": owner.settings.name,
+            **self._told(last), "index": self._i, "stop": True, "model": owner.settings.name,
             "prompt": owner.model.text(order.prompt, True),
-            "generation_settings": self._settings(), "has_new_line": "\n" in all_text,
+            "generation_settings": self._settings(), "has_new_line": any("\n" in text for text in self._text),
             "truncated": last.finish == "length" and n_all >= owner.model.batch.n_ctx,
             "stop_type": _STOP_TYPES[last.cause or "eog"], "stopping_word": last.stop_string, "tokens_cached": n_all,
             "timings": owner.timings[self._i].as_dict(),

@@ -1,4 +1,5 @@
-"""The threads in which requests are read: long ones in few of their own, so that the others need not wait for them."""
+"""The threads in which requests are read and answers written: long ones in few of their own, so that the others need
+not wait for them."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ class Reading:
         self._waiting: set[asyncio.Future[None]] = set()
 
     async def run(self, n_bytes: int, function: Callable[[], T]) -> T:
-        """What a function returns that reads a request of so many bytes. One that is given up has not begun, or ends in
+        """What a function returns that reads or writes so many bytes. One that is given up has not begun, or ends in
         vain. Raises what it raises, and ApiError: the server ends."""
         if n_bytes <= _SHORT:
             return await asyncio.to_thread(function)

@@ -38,7 +38,10 @@ from pyfly_cpp.serve.turns import Ticket, Turns
 
 T = TypeVar("T")
 
-_Events = asyncio.Queue  # of (place, piece or failure)
+_Events = asyncio.Queue[tuple[int, Piece | Progress | BaseException | None]]  # of places and what has come
+
+_SOON = 1.0
+"""Seconds after which an answer that has not begun has a beat."""
 
 
 class Service:
@@ -97,9 +100,11 @@ class Service:
         work = self.reading.run(body.n_bytes, functools.partial(function, *arguments))
         return await while_there(request.receive, work)
 
-    async def pieces(self, answer: Answer, whose: str) -> AsyncIterator[tuple[int, Piece | Progress]]:
+    async def pieces(self, answer: Answer, whose: str) -> AsyncIterator[tuple[int, Piece | Progress | None]]:
         """The pieces of all texts of an answer, as they come, and before those of each how far its prompt is. Closed
         early, it gives the others up immediately. `whose`: the client, see `client_of`.
+
+        From the time that its texts wait for their turn, there is a beat (None) every few seconds.
 
         Raises:
             ApiError: there is no room, the request cannot be served, or the server ends.
@@ -107,17 +112,18 @@ class Service:
         arrived = time.monotonic()
         orders = await self._with_grammars(answer, whose)
         with self.turns.admitted(len(orders)) as ticket:
-            events: _Events[tuple[int, Piece | Progress | BaseException]] = asyncio.Queue()
+            events: _Events = asyncio.Queue()
             tasks = [
                 asyncio.ensure_future(self._write(i, order, ticket, events, arrived)) for i, order in enumerate(orders)
             ]
+            tasks.append(asyncio.ensure_future(self._beat(events)))
             try:
-                n_left = len(tasks)
+                n_left = len(orders)
                 while n_left:
                     i, piece = await events.get()
                     if isinstance(piece, BaseException):
                         raise piece
-                    n_left -= piece.finish is not None
+                    n_left -= piece is not None and piece.finish is not None
                     yield i, piece
             finally:
                 for task in tasks:
@@ -157,8 +163,15 @@ class Service:
             order if order.grammar is None else replace(order, grammar=known[order.grammar]) for order in answer.orders
         ]
 
+    async def _beat(self, events: _Events) -> None:
+        most = self.settings.limits.silent_seconds / 2
+        await asyncio.sleep(min(_SOON, most))
+        while True:
+            events.put_nowait((0, None))
+            await asyncio.sleep(most)
+
     async def _write(
-        self, i: int, order: Order, ticket: Ticket, events: _Events[tuple[int, Piece | Progress | BaseException]],
+        self, i: int, order: Order, ticket: Ticket, events: _Events,
         arrived: float,
     ) -> None:  # fmt: skip
         most = self.settings.limits.max_seconds

@@ -1,12 +1,14 @@
-"""Sending an answer to a client who may read slowly, or leave."""
+"""Sending an answer to a client who may read slowly, or leave. `connections` ends those who read too slowly."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
+
+from pyfly_cpp.serve.written import portions
 
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
@@ -20,6 +22,8 @@ _HEADERS = (
 
 
 _MOST_OF_HEADER = 2048
+_MOST_AT_ONCE = 2**17
+"""Bytes that are handed on together."""
 
 
 def header_of(entries: Sequence[str]) -> str:
@@ -54,58 +58,79 @@ async def _gone(receive: Receive) -> None:
 class Sender:
     """Sends a stream of events."""
 
-    def __init__(self, send: Send, max_seconds: float, is_named: bool, is_marked: bool) -> None:
+    def __init__(self, send: Send, is_named: bool, is_marked: bool) -> None:
         """
         Args:
             send: Of ASGI.
-            max_seconds: That a client may take for an event.
             is_named: Whether events have names.
             is_marked: Whether [DONE] stands behind them.
         """
         self._send = send
-        self._max_seconds = max_seconds
         self._is_named = is_named
         self._is_marked = is_marked
+        self.has_begun = False
+        """Whether the head was sent."""
+        self._last = 0.0
 
     async def begin(self, headers: Mapping[str, str]) -> None:
         """The head of the response, with these headers besides its own."""
-        more = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-        await self._send({"type": "http.response.start", "status": 200, "headers": [*_HEADERS, *more]})
+        self.has_begun = True
+        await self._send({"type": "http.response.start", "status": 200, "headers": [*_HEADERS, *_encoded(headers)]})
+        self._last = time.monotonic()
 
     async def event(self, event: dict[str, Any]) -> None:
-        """One event. Raises ClientLeft: it was not taken."""
-        text = f"data: {json.dumps(event, ensure_ascii=False, separators=(',', ':'))}\n\n"
-        await self._write(f"event: {event['type']}\n{text}" if self._is_named else text)
+        """One event."""
+        name = f"event: {event['type']}\n".encode() if self._is_named else b""
+        await self._write([name, b"data: ", *portions(event), b"\n\n"])
+
+    async def keep_alive(self, seconds: float) -> None:
+        """A comment, if nothing was sent for so long: a proxy would take the stream for dead."""
+        if time.monotonic() - self._last >= seconds:
+            await self._write([b": waiting\n\n"])
 
     async def end(self) -> None:
         """There is no more."""
         if self._is_marked:
-            await self._write("data: [DONE]\n\n")
+            await self._write([b"data: [DONE]\n\n"])
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _write(self, text: str) -> None:
-        message = {"type": "http.response.body", "body": text.encode("utf-8", "replace"), "more_body": True}
-        task, is_late = asyncio.current_task(), False
+    async def _write(self, parts: Sequence[bytes | bytearray]) -> None:
+        for body in _joined(parts):
+            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+        self._last = time.monotonic()
 
-        def give_up() -> None:
-            nonlocal is_late
-            is_late = True
-            assert task is not None
-            task.cancel()
 
-        # Not wait_for: before Python 3.12 it loses a cancellation that comes just as it ends, and the client who has
-        # left would be written for.
-        timer = asyncio.get_running_loop().call_later(self._max_seconds, give_up)
-        try:
-            await self._send(message)
-        except OSError:
-            raise ClientLeft from None
-        except asyncio.CancelledError:
-            if is_late:
-                raise ClientLeft from None
-            raise
-        finally:
-            timer.cancel()
+class Whole:
+    """A response of JSON that may be big, as an ASGI application."""
+
+    def __init__(self, parts: Sequence[bytes | bytearray], headers: Mapping[str, str] | None = None) -> None:
+        """`parts`: as `portions` gives them."""
+        self._parts = parts
+        self._headers = headers or {}
+
+    async def __call__(self, scope: Any, receive: Any, send: Send) -> None:
+        own = ((b"content-type", b"application/json"), (b"content-length", b"%d" % sum(map(len, self._parts))))
+        await send({"type": "http.response.start", "status": 200, "headers": [*own, *_encoded(self._headers)]})
+        for body in _joined(self._parts):
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+
+
+def _joined(parts: Iterable[bytes | bytearray]) -> Iterator[bytes]:
+    """The parts, small ones together."""
+    held: list[bytes | bytearray] = []
+    n = 0
+    for part in parts:
+        if n + len(part) > _MOST_AT_ONCE and held:
+            yield b"".join(held)
+            held, n = [], 0
+        held.append(part)
+        n += len(part)
+    yield b"".join(held)
 
 
 @contextlib.asynccontextmanager

@@ -1,0 +1,116 @@
+"""Streams whose request waits, or whose prompt is long: their clients, and proxies between, must see that they live."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from serving import EXACT, no_end, running, until, until_ended
+from test_manners import connected
+
+from pyfly_cpp import FlyBatch
+from pyfly_cpp.serve.settings import Limits
+
+CHAT, TEXT, RESPONSE, MESSAGE, NATIVE = (
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/completion",
+)  # fmt: skip
+SAID = [{"role": "user", "content": "Hi"}]
+BODIES = {
+    CHAT: {"messages": SAID}, TEXT: {"prompt": "A"}, RESPONSE: {"input": "A"},
+    MESSAGE: {"messages": SAID, "max_tokens": 4}, NATIVE: {"prompt": "A"},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def narrow(tiny_target_f32):
+    """One text at once."""
+    with FlyBatch(tiny_target_f32, 1, **{**EXACT, "n_ctx": 16384}) as batch:
+        yield batch
+
+
+def test_a_stream_that_waits_is_not_silent(narrow):
+    """On each route: the head, and comments until the first token."""
+    with running(narrow, limits=Limits(max_tokens=16000, silent_seconds=0.1)) as server:
+        endless = {"prompt": "A", "max_tokens": 16000, "logit_bias": no_end(narrow), "stream": True}
+        first = connected(server, endless)
+        until(lambda: server.service.turns.running == 1)
+        waiting = [connected(server, {**body, "stream": True}, path) for path, body in BODIES.items()]
+        contents = []
+        for client in waiting:
+            content = b""
+            while content.count(b"\n: waiting\n\n") < 3:
+                content += client.recv(2**16)
+            assert content.startswith(b"HTTP/1.1 200")
+            contents.append(content)
+        first.close()
+        for client, content in zip(waiting, contents):
+            while not content.endswith(b"\r\n0\r\n\r\n"):
+                content += client.recv(2**16)
+            events = re.findall(rb"^data: (\{.*)$", content, re.MULTILINE)
+            assert len(events) > 1 and all(json.loads(event) for event in events)
+            client.close()
+
+
+def test_the_head_does_not_wait_for_a_long_prompt(narrow):
+    with running(narrow, limits=Limits(silent_seconds=0.2)) as server:
+        client = connected(server, {"prompt": [5] * 16000, "max_tokens": 1, "stream": True})
+        content = client.recv(2**16)
+        if server.service.turns.running:  # it is being read
+            assert content.startswith(b"HTTP/1.1 200") and b"data:" not in content
+        client.close()
+        server.until_idle(60)
+
+
+def test_the_clients_package_takes_comments_and_late_errors(narrow):
+    openai = pytest.importorskip("openai")
+    with running(narrow, limits=Limits(max_tokens=16000, silent_seconds=0.1), grace=0.1) as server:
+        first = connected(server, {"prompt": "A", "max_tokens": 16000, "logit_bias": no_end(narrow), "stream": True})
+        until(lambda: server.service.turns.running == 1)
+        client = server.openai()
+        stream = client.chat.completions.create(model="any", messages=SAID, stream=True, max_tokens=3)
+        assert next(iter(stream)).choices[0].delta.role == "assistant"  # while it waits
+        first.close()
+        assert list(stream)[-1].choices[0].finish_reason
+        first = connected(server, {"prompt": "A", "max_tokens": 16000, "logit_bias": no_end(narrow), "stream": True})
+        until(lambda: server.service.turns.running == 1)
+        stream = client.chat.completions.create(model="any", messages=SAID, stream=True, max_tokens=3)
+        server.server.should_exit = True
+        with pytest.raises(openai.APIError, match="shutting down"):
+            list(stream)
+        first.close()
+
+
+@pytest.mark.parametrize("path", list(BODIES))
+def test_an_error_after_the_head_is_an_event(narrow, path):
+    with running(narrow, limits=Limits(max_tokens=16000, silent_seconds=0.1), grace=0.1) as server:
+        first = connected(server, {"prompt": "A", "max_tokens": 16000, "logit_bias": no_end(narrow), "stream": True})
+        until(lambda: server.service.turns.running == 1)
+        client = connected(server, {**BODIES[path], "stream": True}, path)
+        content = b""
+        while b": waiting" not in content:
+            content += client.recv(2**16)
+        server.server.should_exit = True
+        content += until_ended(client)
+        event = json.loads(re.findall(rb"^data: (\{.*)$", content, re.MULTILINE)[-1])
+        if path == RESPONSE:
+            assert event["type"] == "error" and event["code"] == "stopping"
+        else:
+            assert event["error"]["code"] == "stopping"
+        assert (b"event: error\n" in content) == (path in (RESPONSE, MESSAGE))
+        assert content.endswith(b"0\r\n\r\n")
+        first.close()
+        until(lambda: not server.server.server_state.tasks, 20)
+        counted = server.service.metrics.requests.labels(path, 503)._value.get()
+        assert counted >= 1
+
+
+@pytest.mark.parametrize("path", list(BODIES))
+def test_an_error_before_the_turn_has_its_status(narrow, path):
+    long = "x y z " * 9000
+    said = [{"role": "user", "content": long}]
+    for fields in ({"messages": said, "prompt": long, "input": long}, {"max_tokens": -5, "max_output_tokens": -5}):
+        with running(narrow, limits=Limits(silent_seconds=0.02)) as server:
+            body = {**BODIES[path], **{name: fields[name] for name in fields if name in BODIES[path]}}
+            body |= {} if "messages" in fields else fields
+            assert server.post(path, **body, stream=True).status_code == 400
