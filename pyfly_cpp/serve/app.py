@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -246,13 +247,14 @@ class _Embeddings(_Checked):
         is_native = self._path == "/embeddings"
         how = (service.model, service.embedder, service.settings, given.value, is_native)
         wanted = await service.understand(request, given, Embeddings, *how)
-        content = await while_there(receive, self._whole(wanted))
-        await Response(content, media_type="application/json")(scope, receive, send)
+        whole = await while_there(receive, self._whole(wanted))
+        await Whole(portions(whole))(scope, receive, send)
 
-    async def _whole(self, wanted: Embeddings) -> bytes:
+    async def _whole(self, wanted: Embeddings) -> Any:
         async with closing(self.service.vectors(wanted.texts)) as vectors:
             async for vector in vectors:
-                wanted.add(vector)
+                add = functools.partial(wanted.add, vector)
+                await self.service.reading.run(vector.nbytes, add)
         return wanted.whole()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ from pyfly_cpp.serve.embedder import Embedder
 from pyfly_cpp.serve.errors import bad_request
 from pyfly_cpp.serve.model import Model
 from pyfly_cpp.serve.settings import Settings
+from pyfly_cpp.serve.written import Entries
 
 
 class Embeddings:
@@ -33,7 +33,7 @@ class Embeddings:
         if embedder.pooling == "none" and not is_native:
             raise bad_request("this server does not pool, which the protocol has no word for; ask at /embeddings.")
         self._is_base64 = body.get("encoding_format") == "base64"
-        self._data: list[str] = []
+        self._data, self._n = Entries(), 0
         if body.get("dimensions") not in (None, embedder.n_embd):
             raise bad_request(
                 f"the vectors of this model have {embedder.n_embd} numbers, not fewer; leave dimensions out.",
@@ -54,20 +54,22 @@ class Embeddings:
 
     def add(self, vector: npt.NDArray[np.single]) -> None:
         """Takes the vector of the next text."""
-        # Written now, not all at the end: the event loop has others to serve.
-        one: dict[str, Any] = {"index": len(self._data)}
+        one: dict[str, Any] = {"index": self._n}
+        self._n += 1
         if self._is_native:
-            one["embedding"] = np.atleast_2d(vector).tolist()
+            one["embedding"] = rows = Entries()
+            for row in np.atleast_2d(vector):  # one by one: each may have thousands of numbers
+                rows.extend([row.tolist()])
         elif self._is_base64:
             one.update(object="embedding", embedding=base64.b64encode(vector.astype("<f4").tobytes()).decode())
         else:
             one.update(object="embedding", embedding=vector.tolist())
-        self._data.append(json.dumps(one))
+        self._data.extend([one])
 
-    def whole(self) -> bytes:
+    def whole(self) -> Any:
         """The response, when all vectors have been taken."""
         if self._is_native:
-            return f"[{', '.join(self._data)}]".encode()
+            return self._data
         n = sum(map(len, self.texts))
-        head = {"object": "list", "model": self._name, "usage": {"prompt_tokens": n, "total_tokens": n}}
-        return f'{json.dumps(head)[:-1]}, "data": [{", ".join(self._data)}]}}'.encode()
+        usage = {"prompt_tokens": n, "total_tokens": n}
+        return {"object": "list", "model": self._name, "usage": usage, "data": self._data}

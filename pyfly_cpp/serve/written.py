@@ -26,13 +26,17 @@ class Entries:
         self.extend(values)
 
     def extend(self, values: Iterable[Any] | Entries) -> None:
-        """Appends entries; may be called for many of them, in any thread, if no other one uses the list."""
+        """Appends entries, in which there may be `Entries`. May be called for many of them, and in any thread if no
+        other one uses the list."""
         if isinstance(values, Entries):
             self._append(*values.portions)
             return
         left = iter(values)
         while some := list(itertools.islice(left, _N_AT_ONCE)):
-            self._append(_json(some)[1:-1])
+            parts = portions(some)
+            parts[0] = parts[0][1:]
+            parts[-1] = parts[-1][:-1]
+            self._append(*parts)
 
     def _append(self, *more: bytes | bytearray) -> None:
         for i, part in enumerate(more):
@@ -53,13 +57,9 @@ def portions(value: Any) -> list[bytes | bytearray]:
         found.append(entries)
         return _MARKER
 
-    first, *others = _json(value, marked).split(f'"{_MARKER}"'.encode())
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=marked)
+    first, *others = text.encode("utf-8", "replace").split(f'"{_MARKER}"'.encode())
     out: list[bytes | bytearray] = [first]
     for entries, part in zip(found, others):
         out += [b"[", *entries.portions, b"]", part]
     return out
-
-
-def _json(value: Any, default: Any = None) -> bytes:
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=default)
-    return text.encode("utf-8", "replace")

@@ -16,6 +16,9 @@ def test_portions_are_the_json():
     entries = Entries(values[:1])
     for some in (values[1:100], [], values[100:101], Entries(), Entries(values[101:])):
         entries.extend(some)
+    entries.extend([{"a": Entries(), "b": [Entries([[1], 2]), 3]}])
+    values.append({"a": [], "b": [[[1], 2], 3]})
+    assert json.loads(b"".join(portions(Entries([1])))) == [1]
     written = portions({"before": [], "all": entries, "none": Entries(), "nested": [{"x": Entries([1])}], "text": "z"})
     assert len(written) > 8 and max(map(len, written)) < 2**18
     told = {"before": [], "all": values, "none": [], "nested": [{"x": [1]}], "text": "z"}
