@@ -92,6 +92,14 @@ def choose_settings(
     return parse_settings(tuple(written), (*first, *more, EXACT, *preset_settings(models)))
 
 
+def look_at_machine() -> dict[str, Any]:
+    """The machine, before this program is the load; warns if it is busy."""
+    machine = describe_machine()
+    if (why := disturbance(machine)) is not None:
+        warn(f"Warning: {why} The speeds cannot be trusted.")
+    return machine
+
+
 def open_session(
     models: Models, settings: Sequence[Decoding], n_parallel: int | None = None, draft_max: int = 0
 ) -> Session:
@@ -104,9 +112,7 @@ def open_session(
     Raises:
         ValueError, PyflyError, UsageError: a file is missing or unfit, or options or settings do not go together.
     """
-    machine = describe_machine()  # before this program is the load
-    if (why := disturbance(machine)) is not None:
-        warn(f"Warning: {why} The speeds cannot be trusted.")
+    machine = look_at_machine()
     drafters, reason = models.drafters(settings)
     generator = models.load(load_generator, drafters, settings, n_parallel, draft_max)
     drafters = generator.drafters

@@ -591,11 +591,3 @@ def test_gpu_layers_without_a_gpu_are_told(run):
 def test_doctor_does_not_take_used_memory_for_free(run):
     cpus = [one for one in json.loads(run("doctor", "--json").out)["devices"] if one["kind"] == "CPU"]
     assert all(0 < one["memory_free"] < one["memory_total"] for one in cpus)
-
-
-def test_the_demo_compares_texts_and_speeds(run):
-    result = run("demo", TARGET, "-t", 1, "-n", 40, "--n-ctx", 1024)
-    assert result.code == 0 and re.findall("--- (.*) ---", result.err) == ["prompt", "without drafts", "with drafts"]
-    assert result.out.rstrip().splitlines()[-1].startswith(("Both texts are the same", "The texts differ"))
-    refused = run("demo", TARGET, "--drafter", "none")
-    assert refused.code == 2 and "needs a drafter" in refused.err
