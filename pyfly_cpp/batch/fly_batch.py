@@ -18,7 +18,7 @@ from typing import Any, TypeVar, Union
 
 from pyfly_cpp.batch.handles import Handle
 from pyfly_cpp.decoding import OF_REQUEST, Decoding
-from pyfly_cpp.engine.arguments import require_fitting
+from pyfly_cpp.engine.arguments import require_fitting, require_names
 from pyfly_cpp.engine.feed import Feed
 from pyfly_cpp.engine.prompting import chat_handler
 from pyfly_cpp.engine.request import Request
@@ -127,6 +127,7 @@ class FlyBatch:
         decoding = self.decoding.but(**how)
         require_fitting(decoding.draft_max, self.llama.n_batch)
         method = FlyLlama.create_chat_completion if is_chat else FlyLlama.create_completion
+        require_names("submit", inspect.signature(method), request)
         inspect.signature(method).bind(None, asked_for, **request)
         feed = Feed()
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from llama_cpp import llama_chat_format
@@ -26,6 +26,38 @@ def chat_handler(llm: Any) -> Any:
         or llm._chat_handlers.get(llm.chat_format)
         or llama_chat_format.get_chat_completion_handler(llm.chat_format)
     )
+
+
+_OF_A_FORMATTER = llama_chat_format.chat_formatter_to_chat_completion_handler(lambda **_: None).__code__
+"""The code of all handlers that only format messages."""
+
+
+def only_formats(handler: Any) -> bool:
+    """Whether a chat handler only makes a prompt of messages: all but chatml-function-calling, functionary and
+    handlers of somebody's own."""
+    return getattr(handler, "__code__", None) is _OF_A_FORMATTER
+
+
+def as_texts(messages: Sequence[Any]) -> list[Any]:
+    """Messages whose contents are texts, as a handler that only formats takes them: parts are joined. Raises
+    ValueError: a part is no text."""
+    return [_as_text(i, message) for i, message in enumerate(messages)]
+
+
+def _as_text(i: int, message: Any) -> Any:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(content, list):
+        return message
+    texts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        if kind != "text" or not isinstance(part.get("text"), str):
+            raise ValueError(
+                f"messages[{i}] has a part of the type {kind!r}, and this model's chat format takes text; leave it "
+                "out, or load a FlyLlama with a chat_handler of llama_cpp.llama_chat_format for images."
+            )
+        texts.append(part["text"])
+    return {**message, "content": "".join(texts)}
 
 
 def hear_chat(llm: Any, messages: Sequence[Any], **options: Any) -> dict[str, Any]:

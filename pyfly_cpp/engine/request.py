@@ -17,6 +17,7 @@ from llama_cpp.llama import LogitsProcessorList, StoppingCriteriaList
 
 from pyfly_cpp._native import Slot
 from pyfly_cpp.decoding import Decoding
+from pyfly_cpp.engine.arguments import require_sampling
 from pyfly_cpp.engine.output import Logprobs, Output, Piece, Row, logprobs_of
 from pyfly_cpp.engine.processors import Processors
 from pyfly_cpp.engine.stats import Record, Round
@@ -63,7 +64,11 @@ class Request:
             logits_processor, stopping_criteria: As of `Llama.generate`; called by whoever steps the batch.
             sampling: The other arguments of `Llama.generate`.
             keeps_all_rows: Whether the rows of all tokens are wanted, prompt included.
+
+        Raises:
+            ValueError: an argument of the sampling is out of range.
         """
+        require_sampling(sampling)
         self.history = list(prompt)
         """The tokens of the prompt and of the answer."""
         self.output = output

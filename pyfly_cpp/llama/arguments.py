@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from typing_extensions import TypedDict
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def described_by(original: Any) -> Callable[[F], F]:
+    """Gives a method the signature and docstring of one of `llama_cpp.Llama`, for people. Type checkers keep its
+    own: that of the base class has no types for them."""
+
+    def describe(method: F) -> F:
+        functools.update_wrapper(method, original)
+        return method
+
+    return describe
 
 
 class LlamaArguments(TypedDict, total=False):
@@ -55,3 +70,49 @@ class LlamaArguments(TypedDict, total=False):
     draft_model: Any
     tokenizer: Any
     spm_infill: bool
+
+
+class _Sampling(TypedDict, total=False):
+    """The arguments that all completions share."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    typical_p: float
+    stream: bool
+    stop: str | list[str] | None
+    seed: int | None
+    max_tokens: float | None
+    presence_penalty: float
+    frequency_penalty: float
+    repeat_penalty: float
+    tfs_z: float
+    mirostat_mode: int
+    mirostat_tau: float
+    mirostat_eta: float
+    model: str | None
+    logits_processor: Any
+    grammar: Any
+    logit_bias: dict[int, float] | None
+
+
+class CompletionArguments(_Sampling, total=False):
+    """Those of `create_completion`, except for the prompt."""
+
+    suffix: str | None
+    logprobs: int | None
+    echo: bool
+    stopping_criteria: Any
+
+
+class ChatArguments(_Sampling, total=False):
+    """Those of `create_chat_completion`, except for the messages."""
+
+    functions: Sequence[Any] | None
+    function_call: Any
+    tools: Sequence[Any] | None
+    tool_choice: Any
+    response_format: Any
+    logprobs: bool | None
+    top_logprobs: int | None

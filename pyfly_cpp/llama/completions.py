@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import math
 import random
 import time
@@ -17,16 +18,20 @@ import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
+import llama_cpp
 from llama_cpp import llama_chat_format
 from llama_cpp.llama import LogitsProcessorList, StoppingCriteriaList
 from llama_cpp.llama_grammar import LlamaGrammar
 from llama_cpp.llama_tokenizer import LlamaTokenizer
+from typing_extensions import Unpack
 
+from pyfly_cpp.engine.arguments import require_names, require_request
 from pyfly_cpp.engine.output import Logprobs, Output, Piece, Token, completion_logprobs, prompt_tokens
 from pyfly_cpp.engine.processors import bias_processor, listed
-from pyfly_cpp.engine.prompting import chat_handler, hear_chat
+from pyfly_cpp.engine.prompting import chat_handler, hear_chat, only_formats
 from pyfly_cpp.engine.request import Request
 from pyfly_cpp.errors import ContextFullError
+from pyfly_cpp.llama.arguments import CompletionArguments, described_by
 from pyfly_cpp.llama.generation import Generation
 from pyfly_cpp.llama.guarded_llama import GuardedLlama
 from pyfly_cpp.llama.response_format import named_tool
@@ -36,6 +41,8 @@ _INFILL = 0
 """What the base class puts for the tokens around prefix, suffix and middle."""
 _MARK = "\u263a"
 """Goes before a suffix, for a tokenizer that puts a space before a text; two tokens with that space."""
+
+_COMPLETE = inspect.signature(llama_cpp.Llama.create_completion)
 
 Chunk = dict[str, Any]
 
@@ -90,6 +97,15 @@ class CompletingLlama(GuardedLlama):
                 return text
             text = b"".join([self.vocabulary.piece(token, special) for token in tokens])
             return text[1:] if text[:1] == b" " and tokens[0] == self.token_bos() else text
+
+    @described_by(llama_cpp.Llama.create_completion)
+    def create_completion(self, prompt: str | list[int], *more: Any, **arguments: Unpack[CompletionArguments]) -> Any:
+        require_names("create_completion", _COMPLETE, arguments)
+        return super().create_completion(prompt, *more, **arguments)
+
+    @described_by(llama_cpp.Llama.__call__)
+    def __call__(self, prompt: str | list[int], *more: Any, **arguments: Unpack[CompletionArguments]) -> Any:
+        return self.create_completion(prompt, *more, **arguments)
 
     def write(self, prompt: str | list[int], **arguments: Any) -> Generator[Piece, None, None]:
         """The pieces of a completion, each with its tokens, as they come; ended early by `close()`.
@@ -172,6 +188,7 @@ class Completion:
         Raises:
             ContextFullError: the prompt leaves no room for an answer.
         """
+        require_request(max_tokens, seed)
         self._llm = llm
         self._given = prompt
         self._n_logprobs = logprobs
@@ -280,9 +297,8 @@ class Chat(Completion):
 
     @staticmethod
     def is_served(llm: Any) -> bool:
-        """Whether the chat format of a model consists of a prompt alone: all but chatml-function-calling,
-        functionary and handlers of somebody's own."""
-        return getattr(chat_handler(llm), "__code__", None) is _OF_A_FORMATTER
+        """Whether the chat format of a model consists of a prompt alone, see `only_formats`."""
+        return only_formats(chat_handler(llm))
 
     def __init__(self, llm: Any, arguments: Mapping[str, Any]) -> None:
         """Arguments of `create_chat_completion`, with their defaults, of a `CompletingLlama`."""
@@ -313,10 +329,6 @@ class Chat(Completion):
         """The response of a chat, from its pieces."""
         response: Chunk = self._convert(super().response(pieces), stream=False)
         return response
-
-
-_OF_A_FORMATTER = llama_chat_format.chat_formatter_to_chat_completion_handler(lambda **_: None).__code__
-"""The code of all handlers that only format messages."""
 
 
 def _needed(criteria: StoppingCriteriaList | None, llm: Any) -> StoppingCriteriaList | None:

@@ -39,7 +39,7 @@ from pyfly_cpp.decoding.drafters import (
 )
 from pyfly_cpp.decoding.gates import Exact, Gate, require_gate, why_all, why_beyond, why_strict
 from pyfly_cpp.decoding.windows import Window, require_window
-from pyfly_cpp.engine.arguments import draft_max_of, require_base_arguments, require_fitting
+from pyfly_cpp.engine.arguments import draft_max_of, require_base_arguments, require_fitting, require_names
 from pyfly_cpp.engine.output import Output, Piece
 from pyfly_cpp.engine.request import Request
 from pyfly_cpp.engine.stats import Record, Stats
@@ -166,9 +166,9 @@ class FlyLlama(CompletingLlama):
         self._warned: set[str] = set()
         model_path = model_file(model_path)
         require_gguf(model_path)
-        self.drafter_reason = None
+        reason = None
         if drafter == "auto":
-            drafter, self.drafter_reason = choose_drafter(model_path, draft_model)
+            drafter, reason = choose_drafter(model_path, draft_model)
         elif drafter is None:
             drafter = draft_model
         elif _is_file(drafter):
@@ -194,6 +194,7 @@ class FlyLlama(CompletingLlama):
             **more,
         )
         self.drafter = drafter
+        self.drafter_reason = reason
         self._decoding.require_distributions(require_drafters(self.drafter))  # without what could not be opened
         require_fitting(draft_max, self.n_batch)
         self.warn_of_gate()
@@ -248,12 +249,16 @@ class FlyLlama(CompletingLlama):
 
     @property
     def drafter(self) -> Drafter | Sequence[Drafter] | None:
-        """The drafter. Assigning loads a draft model immediately; on an error the old drafter stays."""
+        """The drafter. Assigning loads a draft model immediately, and "auto" chooses as at loading (a head must have
+        been loaded with the model); on an error the old drafter stays."""
         return self._decoding.drafter
 
     @drafter.setter
     def drafter(self, drafter: Drafter | Sequence[Drafter] | str | None) -> None:
-        if _is_file(drafter):
+        reason = None
+        if drafter == "auto":
+            drafter, reason = choose_drafter(self.model_path)
+        elif _is_file(drafter):
             drafter = drafter_of_file(self.model_path, drafter)
         wanted = require_drafters(drafter)
         with self._access.exclusive():
@@ -263,6 +268,7 @@ class FlyLlama(CompletingLlama):
             self.decoder.drafters = opened
             given = as_given(drafters) if isinstance(drafter, str) or drafters != wanted else drafter
             self._decoding = replace(self._decoding, drafter=given)
+            self.drafter_reason = reason
             if opened and self.adaptive and self.n_tokens == 0 and not self.context_params.embeddings:
                 self._configure(self._drafting(), True)
 
@@ -389,6 +395,7 @@ class FlyLlama(CompletingLlama):
             ContextFullError: the prompt, or the next token, does not fit in the context.
             BusyError: another thread or another generation uses this object.
         """
+        require_names("generate", _GENERATE, kwargs)
         sampling = _GENERATE.bind(self, *args, **kwargs).arguments
         del sampling["self"]
         tokens, reset = sampling.pop("tokens"), sampling.pop("reset", True)

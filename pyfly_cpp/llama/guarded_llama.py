@@ -17,19 +17,22 @@ import numpy.typing as npt
 from llama_cpp import _logger
 from llama_cpp.llama import LlamaState
 from llama_cpp.llama_tokenizer import LlamaTokenizer
+from typing_extensions import Unpack
 
 from pyfly_cpp import _native
 from pyfly_cpp.decoding.drafters import Drafter
 from pyfly_cpp.engine import states
 from pyfly_cpp.engine.access import CLOSED, Access
 from pyfly_cpp.engine.adapters import Applied, applied
-from pyfly_cpp.engine.arguments import BASE_DEFAULTS, require_attribute
+from pyfly_cpp.engine.arguments import BASE_DEFAULTS, require_attribute, require_names
 from pyfly_cpp.engine.costs import expect_costs, setup_of
 from pyfly_cpp.engine.decoder import Decoder
 from pyfly_cpp.engine.kv_key import difference, kv_key, may_rotate
 from pyfly_cpp.engine.markers import markers_of
+from pyfly_cpp.engine.prompting import as_texts, chat_handler, only_formats
 from pyfly_cpp.engine.vocabulary import Vocabulary
 from pyfly_cpp.errors import ContextFullError
+from pyfly_cpp.llama.arguments import ChatArguments, described_by
 from pyfly_cpp.llama.load_limits import require_adapter, why_not_loaded, within_positions
 from pyfly_cpp.llama.response_format import with_grammar
 from pyfly_cpp.machine import extra_buffers, kernels
@@ -180,10 +183,11 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             self._tap,
         )
         self._stack.callback(self.decoder.close)
+        self._is_loaded = True
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self.__dict__:
-            require_attribute(type(self), name)
+            require_attribute(type(self), name, self.__dict__.get("_is_loaded", False))
         super().__setattr__(name, value)
 
     # ---- Parameters: the base class assigns them before it loads anything, so this is the place to add our own -------
@@ -315,12 +319,13 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
 
     # ---- Completions -------------------------------------------------------------------------------------------------
 
-    @functools.wraps(llama_cpp.Llama.create_chat_completion)
-    def create_chat_completion(self, *args: Any, **kwargs: Any) -> Any:
-        return super().create_chat_completion(**self.chat_arguments(*args, **kwargs))
+    @described_by(llama_cpp.Llama.create_chat_completion)
+    def create_chat_completion(self, messages: Sequence[Any], *more: Any, **arguments: Unpack[ChatArguments]) -> Any:
+        return super().create_chat_completion(**self.chat_arguments(messages, *more, **arguments))
 
     def chat_arguments(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """All arguments of `create_chat_completion`, with defaults, and schemas as grammars. Raises as it does."""
+        require_names("create_chat_completion", _CHAT, kwargs)
         given = _CHAT.bind(self, *args, **kwargs)
         messages = given.arguments["messages"]
         if isinstance(messages, (str, bytes, Mapping)):
@@ -328,6 +333,8 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
                 'messages must be a list of messages, such as [{"role": "user", "content": "Hi"}], not '
                 f"{type(messages).__name__}; for a bare prompt call create_completion."
             )
+        if only_formats(chat_handler(self)):
+            given.arguments["messages"] = as_texts(messages)
         given.apply_defaults()
         return with_grammar({k: v for k, v in given.arguments.items() if k != "self"})
 

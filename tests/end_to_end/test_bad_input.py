@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import llama_cpp
@@ -381,10 +383,114 @@ def test_wrong_kinds_of_settings(fly, tiny_target):
 
 
 def test_a_setting_with_a_wrong_name(fly):
-    for name, near in (("gates", "gate"), ("windows", "window"), ("draftmax", "draft_max"), ("drafters", "drafter")):
+    names = {
+        "gates": "gate",
+        "gaet": "gate",
+        "draftmax": "draft_max",
+        "k_draft_max": "draft_max",
+        "drafters": "drafter",
+    }
+    for name, near in names.items():
         with pytest.raises(ValueError, match=f"has no setting '{name}'. Did you mean '{near}'"):
             setattr(fly, name, 3)
-    fly.cache, fly.lora_scale, fly.notes = None, 1.0, "mine"  # the base class's, and the caller's own
+        assert not hasattr(fly, name)
+    with pytest.raises(ValueError, match=r"has no setting 'notes'.*subclass"):
+        fly.notes = "mine"
+    fly.cache, fly.lora_scale, fly._notes = None, 1.0, "mine"  # the base class's, and the caller's own
+
+
+def test_subclasses_have_attributes_of_their_own(tiny_target):
+    class Mine(FlyLlama):
+        def __init__(self, *args, **kwargs):
+            self.before = 1
+            super().__init__(*args, **kwargs)
+            self.notes = "mine"
+
+    with closing(Mine(tiny_target, **OPTIONS)) as llm:
+        llm.more = llm.before + 1
+        assert (llm.notes, llm.more) == ("mine", 2)
+        with pytest.raises(ValueError, match="Did you mean 'gate'"):
+            llm.gaet = "exact"
+
+
+CHAT = [{"role": "user", "content": "Tom has 3 apples"}]
+WRONG = [
+    ({"temperature": "hot"}, "temperature must be a finite number >= 0, not 'hot'"),
+    ({"temperature": -1}, "temperature must be a finite number >= 0, not -1"),
+    ({"temperature": float("inf")}, "temperature must be"),
+    ({"temperature": None}, "temperature must be"),
+    ({"top_p": "0.9"}, "top_p must be a number, not '0.9'"),
+    ({"min_p": float("nan")}, "min_p must be a number"),
+    ({"top_k": 2.5}, "top_k must be an integer, not 2.5"),
+    ({"repeat_penalty": []}, "repeat_penalty must be a number"),
+    ({"max_tokens": "many"}, "max_tokens must be a number of tokens, or None for no limit, not 'many'"),
+    ({"seed": 1.5}, "seed must be an integer or None, not 1.5"),
+]
+
+
+@pytest.mark.parametrize("arguments, message", WRONG)
+def test_sampling_that_is_none(fly, arguments, message):
+    for ask in (
+        lambda: fly("Tom", **arguments),
+        lambda: list(fly.create_completion("Tom", stream=True, **arguments)),
+        lambda: fly.create_chat_completion(messages=CHAT, **arguments),
+        lambda: list(fly.write("Tom", **arguments)),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)) as caught:
+            ask()
+        assert "\n" not in str(caught.value)
+    assert fly("Tom", max_tokens=2, temperature=np.float32(0), top_k=np.int64(3))["choices"]
+
+
+def test_sampling_of_tokens_and_of_a_batch(fly, tiny_target):
+    with pytest.raises(ValueError, match="temperature must be"):
+        fly.generate([5, 6], temp="hot")
+    with FlyBatch(tiny_target, 2, **OPTIONS) as batch, pytest.raises(ValueError, match="temperature must be"):
+        batch.submit("Tom", temperature=-0.5).result()
+
+
+def test_arguments_with_a_wrong_name(fly, tiny_target):
+    for ask in (fly, fly.create_completion):
+        with pytest.raises(TypeError, match=r"completion has no argument 'max_token'. Did you mean 'max_tokens'"):
+            ask("Tom", max_token=5)
+    with pytest.raises(TypeError, match=r"create_chat_completion has no argument 'temprature'. Did you mean 'temp"):
+        fly.create_chat_completion(messages=CHAT, temprature=0)
+    with pytest.raises(TypeError, match=r"generate has no argument 'temperature'"):
+        fly.generate([5, 6], temperature=0)
+    with FlyBatch(tiny_target, 2, **OPTIONS) as batch:
+        for prompt in ("Tom", CHAT):
+            with pytest.raises(TypeError, match=r"submit has no argument 'max_token'. Did you mean 'max_tokens'"):
+                batch.submit(prompt, max_token=5)
+
+
+def test_parts_of_messages(fly, tiny_target):
+    """Images need a chat handler; parts of text are a text."""
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    text = {"type": "text", "text": "Tom has "}
+
+    def messages(*parts):
+        return [{"role": "system", "content": "Count."}, {"role": "user", "content": list(parts)}]
+
+    for part, named in ((image, "image_url"), ("words", "str"), ({"type": "text"}, "text"), ({}, "None")):
+        with pytest.raises(ValueError, match=rf"messages\[1\] has a part of the type '?{named}'?.* takes text"):
+            fly.create_chat_completion(messages=messages(text, part), max_tokens=4)
+    options = {"max_tokens": 12, "temperature": 0}
+    joined = fly.create_chat_completion(messages=messages(text, {"type": "text", "text": "3"}), **options)
+    whole = [{"role": "system", "content": "Count."}, {"role": "user", "content": "Tom has 3"}]
+    expected = fly.create_chat_completion(messages=whole, **options)
+    assert joined["choices"][0]["message"] == expected["choices"][0]["message"]
+    with FlyBatch(tiny_target, 2, **OPTIONS) as batch, pytest.raises(ValueError, match="image_url"):
+        batch.submit(messages(image)).result()
+
+
+def test_auto_may_be_assigned(tiny_target, monkeypatch):
+    monkeypatch.setattr("pyfly_cpp.decoding.companions.embedded_model", lambda: None, raising=False)
+    with closing(FlyLlama(tiny_target, **OPTIONS)) as llm:
+        llm.drafter = "auto"
+        with closing(FlyLlama(tiny_target, drafter="auto", **OPTIONS)) as other:
+            assert (llm.drafter, llm.drafter_reason) == (other.drafter, other.drafter_reason)
+        llm.drafter = None
+        assert llm.drafter_reason is None
 
 
 def test_nothing_leaks_where_nothing_is_to_be_printed(tiny_target, capfd):

@@ -347,7 +347,6 @@ SAMPLERS = {
     "min_p": {"top_k": 0, "top_p": 1.0, "min_p": 0.2},
     "typical": {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 0.5},
     "hot": {"temperature": 2.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
-    "distribution": {"temperature": -1.0},
     "repeat_penalty": {"repeat_penalty": 1.4},
     "frequency_penalty": {"frequency_penalty": 0.8},
     "presence_penalty": {"presence_penalty": 1.5},
