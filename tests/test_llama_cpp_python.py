@@ -50,7 +50,7 @@ def test_functions_without_a_header_are_exported():
 def test_the_kernels_find_their_place_among_the_buffer_types():
     if _native.kernels_isa() == "none":
         pytest.skip("this processor has no AVX2")
-    _native.install_kernels()  # raises NativeError where ggml's structures are not as expected
+    _native.enable_kernels()  # raises NativeError where ggml's structures are not as expected
 
 
 def test_samplers_have_the_names_that_the_core_knows(plain):

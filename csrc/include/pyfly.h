@@ -329,10 +329,17 @@ pyfly_status pyfly_context_memory(const void * llama_context, pyfly_memory * out
  * none of them. At most the one that the environment variable PYFLY_ISA names. Static storage. */
 const char * pyfly_kernels_isa(void);
 
-/* Offers llama.cpp's CPU backend our kernels, once for the process; no model gets them by that. PYFLY_STATUS_NATIVE
- * with why that is impossible: no such instruction set, a build of llama.cpp that does not export or lay out what they
- * need, or a model was loaded before. */
+/* Makes room for our kernels in llama.cpp's CPU backend, once for the process; nothing is computed by them yet.
+ * PYFLY_STATUS_NATIVE with why that is impossible: no such instruction set, a build of llama.cpp that does not export
+ * or lay out what they need, or a model was loaded before. */
 pyfly_status pyfly_kernels_install(pyfly_error * error);
+
+/* Installs them, and lets llama.cpp's CPU backend call them from now on, after a look at how it calls an operation; no
+ * model gets them by that. PYFLY_STATUS_NATIVE likewise. A llama.cpp whose layout is not known may end the process. */
+pyfly_status pyfly_kernels_enable(pyfly_error * error);
+
+/* The version and the commit of the ggml that is loaded. Static storage. */
+const char * pyfly_ggml_build(void);
 
 /* Models that are loaded from now on are not offered llama.cpp's extra buffer type of this name, "AMX". Not while
  * another thread loads one. PYFLY_STATUS_NATIVE where the kernels are not installed. */
@@ -342,7 +349,7 @@ pyfly_status pyfly_kernels_leave_out(const char * buffer_type, pyfly_error * err
 uint64_t pyfly_kernels_types(void);
 
 /* Models that are loaded on this thread before pyfly_kernels_restore have weights of these types packed, where the
- * shape allows it, and no others. Nothing is packed without pyfly_kernels_install. */
+ * shape allows it, and no others. Nothing is packed without pyfly_kernels_enable. */
 typedef struct pyfly_kernels_taking pyfly_kernels_taking;
 pyfly_kernels_taking * pyfly_kernels_take(uint64_t types);
 void pyfly_kernels_restore(pyfly_kernels_taking * taking); /* on the same thread, in reverse order */
@@ -351,7 +358,7 @@ void pyfly_kernels_restore(pyfly_kernels_taking * taking); /* on the same thread
 void pyfly_kernels_take_everywhere(uint64_t types);
 
 /* Whether attention to caches in F16 is ours, too, where its queries are products of packed weights: for the whole
- * process, from now on. At first it is not. It needs pyfly_kernels_install, and contexts with flash attention. */
+ * process, from now on. At first it is not. It needs pyfly_kernels_enable, and contexts with flash attention. */
 void pyfly_kernels_take_attention(int32_t is_taken);
 
 /* What an operation by the CPU backend gave. */
@@ -362,7 +369,7 @@ typedef struct pyfly_kernels_trial {
 } pyfly_kernels_trial;
 
 /* Multiplies a matrix of a type, 512 x n_out, with n_rows >= 1 rows on n_threads >= 1 threads, n_repeats >= 1 times;
- * n_out is a multiple of 64. is_ours 1: by our kernels, which needs pyfly_kernels_install; 0: as llama.cpp does
+ * n_out is a multiple of 64. is_ours 1: by our kernels, which are enabled; 0: as llama.cpp does
  * without them. The right result is that of the dequantised weights. PYFLY_STATUS_INVALID for a type without kernels
  * or a number out of range. */
 pyfly_status pyfly_kernels_try(int32_t type, int64_t n_out, int32_t n_rows, int32_t n_threads, int32_t n_repeats,

@@ -152,6 +152,20 @@ pyfly_status pyfly_kernels_install(pyfly_error * error) {
     });
 }
 
+pyfly_status pyfly_kernels_enable(pyfly_error * error) {
+    return guard(error, [&] {
+        const std::string why_not = pyfly::PackedBuffers::enable();
+        if (!why_not.empty()) {
+            throw Error(PYFLY_STATUS_NATIVE, why_not);
+        }
+    });
+}
+
+const char * pyfly_ggml_build(void) {
+    static const std::string build = std::string(ggml_version()) + " " + ggml_commit();
+    return build.c_str();
+}
+
 pyfly_status pyfly_kernels_leave_out(const char * buffer_type, pyfly_error * error) {
     return guard(error, [&] {
         if (!pyfly::PackedBuffers::leave_out(buffer_type)) {
@@ -192,8 +206,8 @@ pyfly::TrialSetup trial_setup(int32_t n_rows, int32_t n_threads, int32_t n_repea
     if (n_rows < 1 || n_threads < 1 || n_repeats < 1) {
         throw Error(PYFLY_STATUS_INVALID, "a trial needs rows, threads and repeats");
     }
-    if (is_ours != 0 && !pyfly::PackedBuffers::install().empty()) {
-        throw Error(PYFLY_STATUS_INVALID, "the kernels are not installed");
+    if (is_ours != 0 && !pyfly::PackedBuffers::enable().empty()) {
+        throw Error(PYFLY_STATUS_INVALID, "the kernels cannot be used with this llama.cpp");
     }
     return {n_rows, n_threads, n_repeats, is_ours != 0};
 }

@@ -1,11 +1,10 @@
 // What ggml keeps out of its public headers (ggml/src/ggml-backend-impl.h and ggml/src/ggml-cpu of its source) and a
-// buffer type of the CPU backend needs. These are declarations of what is there, not of what is promised: PackedBuffers
-// compares them with the library that is loaded before it relies on them.
+// buffer type of the CPU backend needs. These are declarations of what is there, not of what is promised: ggml_layout.h
+// compares them with the library that is loaded before anything relies on them.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "ggml-backend.h"
 #include "ggml.h"
@@ -78,7 +77,7 @@ class ExtraBufferType {
 };
 
 // Functions that libggml-cpu exports, in builds that export anything.
-using ExtraBufferTypes = std::vector<ggml_backend_buffer_type_t> & (*) ();
+using ExtraBufferTypes = void * (*)(void * unused); // a reference to a vector, see list_of()
 using Barrier = void (*)(struct ggml_threadpool * pool);
 using SetChunk = void (*)(struct ggml_threadpool * pool, int value);
 using AddChunk = int (*)(struct ggml_threadpool * pool, int value); // the value before

@@ -17,6 +17,7 @@
 #include "cpu_attention.h"
 #include "ggml-cpu.h"
 #include "ggml_internal.h"
+#include "ggml_layout.h"
 #include "kernels/packing.h"
 #include "kernels/products.h"
 
@@ -398,31 +399,6 @@ template <class Function> bool look_up(Function & out, const char * name) {
     return out != nullptr;
 }
 
-// Whether the structures of the library are those of ggml_internal.h, as far as its public functions tell.
-bool has_known_layout() {
-    const ggml_backend_buffer_type_t plain = ggml_backend_cpu_buffer_type();
-    const BufferType * type = reinterpret_cast<const BufferType *>(plain);
-    if (type->functions.get_name == nullptr || type->functions.get_alignment == nullptr ||
-        std::strcmp(type->functions.get_name(plain), ggml_backend_buft_name(plain)) != 0 ||
-        type->functions.get_alignment(plain) != ggml_backend_buft_get_alignment(plain) ||
-        type->functions.is_host == nullptr || !type->functions.is_host(plain) ||
-        type->device != ggml_backend_buft_get_device(plain)) {
-        return false;
-    }
-    ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(plain, 192);
-    if (buffer == nullptr) {
-        return false;
-    }
-    ggml_backend_buffer_set_usage(buffer, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
-    const Buffer * own = reinterpret_cast<const Buffer *>(buffer);
-    const bool is_known = own->type == plain && own->size == ggml_backend_buffer_get_size(buffer) &&
-                          own->usage == ggml_backend_buffer_get_usage(buffer) && own->functions.get_base != nullptr &&
-                          own->functions.get_base(buffer) == ggml_backend_buffer_get_base(buffer) &&
-                          own->functions.set_tensor != nullptr;
-    ggml_backend_buffer_free(buffer);
-    return is_known;
-}
-
 std::string try_to_install() {
     if (std::strcmp(kernels::instruction_set(), "none") == 0) {
         const char * wanted = std::getenv("PYFLY_ISA");
@@ -436,8 +412,10 @@ std::string try_to_install() {
         !look_up(library.add_chunk, "ggml_threadpool_chunk_add")) {
         return "this build of llama.cpp does not export the functions that they need";
     }
-    if (!has_known_layout()) {
-        return "the structures of this build of llama.cpp are not known";
+    const std::string unknown = unknown_buffers();
+    std::vector<ggml_backend_buffer_type_t> * types = unknown.empty() ? list_of(library.extra_buffer_types) : nullptr;
+    if (types == nullptr) {
+        return unknown.empty() ? "the buffer types of this build of llama.cpp are not known" : unknown;
     }
     const ggml_backend_reg_t registry = ggml_backend_cpu_reg();
     const ggml_backend_dev_t device = ggml_backend_reg_dev_get(registry, 0);
@@ -446,13 +424,11 @@ std::string try_to_install() {
     if (list == nullptr) {
         return "this build of llama.cpp has no extra buffer types";
     }
-    auto * type = new BufferType{
-        {type_name, alloc, alignment, nullptr, alloc_size, nullptr}, device, static_cast<ExtraBufferType *>(&extra)};
-    std::vector<ggml_backend_buffer_type_t> & types = library.extra_buffer_types();
-    types.insert(types.begin(), reinterpret_cast<ggml_backend_buffer_type_t>(type));
+    auto * type = new BufferType{{type_name, alloc, alignment, nullptr, alloc_size, nullptr}, device, takes_nothing()};
+    types->insert(types->begin(), reinterpret_cast<ggml_backend_buffer_type_t>(type));
     offered = list(device);
-    if (offered[0] != types.front()) { // it is read once
-        types.erase(types.begin());
+    if (offered[0] != types->front()) { // it is read once
+        types->erase(types->begin());
         delete type;
         return "a model was loaded before pyfly_cpp was imported";
     }
@@ -461,10 +437,26 @@ std::string try_to_install() {
     return {};
 }
 
+std::string try_to_enable() {
+    std::string why_not = PackedBuffers::install();
+    if (why_not.empty()) {
+        why_not = unknown_operations(installed);
+    }
+    if (why_not.empty()) {
+        installed->context = static_cast<ExtraBufferType *>(&extra);
+    }
+    return why_not;
+}
+
 } // namespace
 
 std::string PackedBuffers::install() {
     static const std::string why_not = try_to_install();
+    return why_not;
+}
+
+std::string PackedBuffers::enable() {
+    static const std::string why_not = try_to_enable();
     return why_not;
 }
 

@@ -13,13 +13,17 @@ namespace pyfly {
 
 class PackedBuffers {
   public:
-    // Puts the buffer type into the list, once for the process; it takes no weights yet. Returns why that is
-    // impossible, to follow "kernels: ", or nothing. llama.cpp reads the list when it loads its first model: later it
-    // is too late.
+    // Puts the buffer type into the list, once for the process; ggml calls nothing of it yet that hangs on how it is
+    // laid out. Returns why that is impossible, to follow "kernels: ", or nothing. llama.cpp reads the list when it
+    // loads its first model: later it is too late.
     static std::string install();
 
+    // From now on ggml asks it, once for the process; it takes no weights yet. Installs it, and looks at how ggml calls
+    // an operation before it computes one. Returns why that is impossible, likewise.
+    static std::string enable();
+
     // Models that are loaded while one lives, on its thread, get packed weights of the types whose bit, 1 << type, is
-    // set, and no others. Nothing is taken unless install() has succeeded.
+    // set, and no others. Nothing is taken unless enable() has succeeded.
     class Taking {
       public:
         explicit Taking(uint64_t types);

@@ -11,6 +11,8 @@ from pyfly_cpp._native.counters import Counters
 from pyfly_cpp._native.drafters import CallbackDrafter, Drafter, LookupDrafter, ModelDrafter, RowDrafter
 from pyfly_cpp._native.kernels import (
     KernelTrial,
+    enable_kernels,
+    ggml_build,
     install_kernels,
     kernel_types,
     kernels_isa,
@@ -80,6 +82,8 @@ __all__ = [
     "Target",
     "companion_word",
     "context_memory",
+    "enable_kernels",
+    "ggml_build",
     "inspect_model",
     "install_kernels",
     "kernel_types",

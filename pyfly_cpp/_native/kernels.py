@@ -31,8 +31,19 @@ def kernel_types() -> list[int]:
 
 
 def install_kernels() -> None:
-    """Offers the products to llama.cpp's CPU backend. Raises NativeError with why that is impossible."""
+    """Makes room for them in llama.cpp's CPU backend. Raises NativeError with why that is impossible."""
     check(lib.pyfly_kernels_install)
+
+
+def enable_kernels() -> None:
+    """Lets llama.cpp's CPU backend call them. Raises NativeError with why that is impossible. A llama.cpp whose layout
+    is not known may end the process."""
+    check(lib.pyfly_kernels_enable)
+
+
+def ggml_build() -> str:
+    """Version and commit of the ggml that is loaded."""
+    return str(ffi.string(lib.pyfly_ggml_build()).decode("utf-8", errors="replace"))
 
 
 def leave_out(buffer_type: str) -> None:
