@@ -5,33 +5,26 @@ as long as one. Ours (`csrc/kernels/`) unpack a weight once for all tokens of a 
 graph, threads and memory: weights are packed for them while a model is loaded. Attention is also ours if flash
 attention is on, the cache is in F16, and the queries are such products. A result is the same bits whatever the batch.
 
-"auto", the default, packs the types that this machine computes right, and faster than llama.cpp does. Both are tried
-once for each machine and release, and kept in the cache folder. `FlyLlama(..., kernels="stock")` and
-`PYFLY_KERNELS=stock` leave llama.cpp's own; `install()` also gives plain `llama_cpp.Llama` objects ours.
+"auto", the default, packs the types that this machine computes right, unless llama.cpp is faster
+(`kernel_findings.py`). `FlyLlama(..., kernels="stock")` and `PYFLY_KERNELS=stock` leave llama.cpp's own; `install()`
+also gives plain `llama_cpp.Llama` objects ours.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import hashlib
-import json
-import logging
-import math
 import os
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import llama_cpp
 
 from pyfly_cpp import _native
 from pyfly_cpp.errors import NativeError
-from pyfly_cpp.machine import extra_buffers, log, memory
-from pyfly_cpp.machine.cache import cache_folder
+from pyfly_cpp.machine import extra_buffers, kernel_findings, memory
 from pyfly_cpp.machine.cache_types import CACHE_TYPES
-from pyfly_cpp.machine.files import OutputError, write_atomically
 
 VARIABLE = "PYFLY_KERNELS"
 """Environment variable for models that are loaded without `kernels=`: auto or stock."""
@@ -40,22 +33,8 @@ CHOICES = ("auto", "stock")
 
 _WITHOUT_FLASH_ATTENTION = ("plm",)
 """Architectures whose graph ends the process with it."""
-_ROWS = (1, 4, 16)
-"""Tokens in the batch of each trial."""
-_N_OUT = 8192
-"""Outputs of the matrix that is timed: two to eight megabytes, more than a core's own cache holds."""
-_N_CELLS = 1024
-"""Cells of the attention that is timed. llama.cpp computes one row in another way from 512 on."""
-_WAY = 2
-"""Of trying; a verdict that was found in another way is not read."""
-_MOST_ERROR = 2e-3
-"""Right products have errors of half of it: activations are rounded to a byte."""
-_LOOKS = 3
-"""Trials of a type that must all fail: one alone may have met a busy moment."""
 _FEW = 4
 """Types that are named one by one."""
-_SLOWER = 1.03
-"""How much slower than llama.cpp's a product may seem for one token: the noise of such a short measurement."""
 
 
 class Verdict(NamedTuple):
@@ -141,13 +120,13 @@ def install() -> Verdict:
     return found
 
 
-_TRYING = threading.Lock()  # a trial switches our attention on and off for the whole process
+_FINDING = threading.Lock()
 
 
 def verdict() -> Verdict:
     """The types that "auto" packs on this machine. The first call ever tries each type, which takes some seconds.
     Raises ValueError as `extra_buffers.verdict` does."""
-    with _TRYING:
+    with _FINDING:
         return _verdict()
 
 
@@ -158,16 +137,13 @@ def _verdict() -> Verdict:
     others = extra_buffers.verdict()
     if not others.usable:  # models are loaded without any, and a trial of llama.cpp's own could end the process
         return Verdict((), False, others.reason)
-    key = _key()
-    found = _read().get(key)
-    if found is None:
-        with log.at_level(log.LLAMA_CPP, logging.ERROR):  # without its lines on the matrices that are tried
-            found = _Found([kind for kind in _native.kernel_types() if _is_worth_packing(kind)],
-                           bool(_native.kernel_types()) and _is_better(_attention))  # fmt: skip
-        _keep(key, found)
-    reason = f"ours for {_counted(found.types)}{' and' if found.attention else ', not for'} attention"
-    reason += f" ({_native.kernels_isa()})"
-    return Verdict(tuple(found.types), found.attention, reason)
+    found = kernel_findings.find()
+    if found.why_not:
+        return Verdict((), False, found.why_not)
+    types = tuple(sorted(found.used - {kernel_findings.ATTENTION}))
+    is_attention = kernel_findings.ATTENTION in found.used
+    reason = f"ours for {_counted(types)}{' and' if is_attention else ', not for'} attention ({_native.kernels_isa()})"
+    return Verdict(types, is_attention, reason)
 
 
 def _counted(types: Sequence[int]) -> str:
@@ -188,92 +164,3 @@ def describe() -> str:
         return f"llama.cpp's own; {VARIABLE} is stock"
     found = verdict()
     return found.reason if found.types else f"llama.cpp's own; {found.reason}"
-
-
-class _Trial(Protocol):
-    """Computes something for n_rows rows, large for its time or small for its error, by our kernels or without. Times
-    are of one thread: several wait for each other, and on a busy machine one of them always waits for a core."""
-
-    def __call__(self, n_rows: int, *, is_large: bool, is_ours: bool) -> _native.KernelTrial: ...
-
-
-def _product(kind: int) -> _Trial:
-    def trial(n_rows: int, *, is_large: bool, is_ours: bool) -> _native.KernelTrial:
-        size, n_threads, n_repeats = (_N_OUT, 1, 2) if is_large else (64, 2, 1)
-        return _native.try_kernels(kind, size, n_rows, n_threads, n_repeats, is_ours=is_ours)
-
-    return trial
-
-
-def _attention(n_rows: int, *, is_large: bool, is_ours: bool) -> _native.KernelTrial:
-    size, n_threads, n_repeats = (_N_CELLS, 1, 2) if is_large else (100, 2, 1)
-    return _native.try_attention(size, n_rows, n_threads, n_repeats, is_ours=is_ours)
-
-
-def _is_worth_packing(kind: int) -> bool:
-    """F32 needs no speed: only small matrices are packed of it, the routers of experts."""
-    return _is_right(_product(kind)) if kind == llama_cpp.GGML_TYPE_F32 else _is_better(_product(kind))
-
-
-def _is_better(trial: _Trial) -> bool:
-    return any(_looks_better(trial) for _ in range(_LOOKS))
-
-
-def _is_right(trial: _Trial) -> bool:
-    try:
-        return all(trial(n_rows, is_large=False, is_ours=True).error <= _MOST_ERROR for n_rows in _ROWS)
-    except NativeError:
-        return False
-
-
-def _looks_better(trial: _Trial) -> bool:
-    """Whether the results are right, not slower for one token, and faster for several."""
-    if not _is_right(trial):
-        return False
-    ratios = []
-    for n_rows in _ROWS:
-        try:
-            best = {True: math.inf, False: math.inf}
-            for is_ours in (True, False) * 3:  # in turns, as both are slowed down by whatever else runs
-                best[is_ours] = min(best[is_ours], trial(n_rows, is_large=True, is_ours=is_ours).us)
-        except NativeError:
-            return False
-        ratios.append(best[True] / best[False])
-    return ratios[0] <= _SLOWER and max(ratios[1:]) < 1.0
-
-
-# ---- What is kept ----------------------------------------------------------------------------------------------------
-
-
-def _key() -> str:
-    from pyfly_cpp import __version__
-
-    parts = (
-        _WAY, __version__, llama_cpp.__version__, _native.kernels_isa(), _native.kernel_types(),
-        extra_buffers.cpu_model(),
-    )  # fmt: skip
-    return hashlib.sha256(repr(parts).encode() + llama_cpp.llama_print_system_info()).hexdigest()
-
-
-class _Found(NamedTuple):
-    types: list[int]
-    attention: bool
-
-
-def _read() -> dict[str, _Found]:
-    """The findings, by machine; empty if there is no readable file."""
-    with contextlib.suppress(OSError, RuntimeError, ValueError, RecursionError, TypeError, LookupError, AttributeError):
-        saved: Any = json.loads((cache_folder() / "kernels.json").read_text(encoding="utf-8"))
-        known = set(_native.kernel_types())
-        found = {key: _Found(list(entry["types"]), bool(entry["attention"])) for key, entry in saved.items()}
-        return {key: entry for key, entry in found.items() if known.issuperset(entry.types)}
-    return {}
-
-
-def _keep(key: str, found: _Found) -> None:
-    """If it cannot be kept, the next process tries again."""
-    with contextlib.suppress(OSError, RuntimeError, OutputError):
-        path = cache_folder() / "kernels.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        entries = {name: entry._asdict() for name, entry in {**_read(), key: found}.items()}
-        write_atomically(path, json.dumps(entries, indent=2))

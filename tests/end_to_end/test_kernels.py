@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import platform
+import shutil
 import subprocess
 import sys
 from contextlib import closing
@@ -16,9 +18,8 @@ import pytest
 from described import N_VOCAB, POPULAR, make
 
 from pyfly_cpp import DraftModel, FlyBatch, FlyLlama, PromptLookup, _native
-from pyfly_cpp.errors import NativeError
 from pyfly_cpp.evaluation.machine import resident_mib
-from pyfly_cpp.machine import extra_buffers, kernels, memory
+from pyfly_cpp.machine import extra_buffers, kernel_findings, kernels, memory
 
 pytestmark = pytest.mark.skipif(kernels._WHY_NOT is not None, reason=f"no kernels: {kernels._WHY_NOT}")
 
@@ -241,41 +242,42 @@ def test_a_choice_that_there_is_not_is_refused(tiny_target, monkeypatch):
 
 
 @pytest.fixture
-def afresh(monkeypatch):
-    """Whatever is decided is tried, and not kept."""
+def known(monkeypatch):
+    """Sets what is known of the kernels."""
     monkeypatch.undo()  # the verdict that every test here has
-    monkeypatch.setattr(kernels, "_read", dict)
-    monkeypatch.setattr(kernels, "_keep", lambda *_: None)
-    kernels._verdict.cache_clear()
-    yield
+
+    def set_known(**found):
+        kernels._verdict.cache_clear()
+        monkeypatch.setattr(kernel_findings, "find", lambda: kernel_findings.Found(**found))
+
+    yield set_known
     monkeypatch.undo()
     kernels._verdict.cache_clear()
 
 
-def test_nothing_is_tried_where_other_extra_buffers_crash(afresh, monkeypatch):
+def test_nothing_is_tried_where_other_extra_buffers_crash(known, monkeypatch):
     """A trial of llama.cpp's own products would use those that end the process."""
 
-    def refuse(*_, **__):
+    def refuse():
         raise AssertionError("a trial")
 
+    known()
     monkeypatch.setattr(extra_buffers, "verdict", lambda: extra_buffers.Verdict(False, "AMX crashes"))
-    monkeypatch.setattr(_native, "try_kernels", refuse)
+    monkeypatch.setattr(kernel_findings, "find", refuse)
     assert kernels.install() == kernels.Verdict((), False, "AMX crashes")
     assert kernels.take(None, "model.gguf", {}).bits == 0
     assert "AMX crashes" in kernels.describe()
 
 
-def test_what_is_not_ours_is_named(afresh, monkeypatch):
-    known = _native.kernel_types()
-    for types, attention, said in (
-        (known, True, f"ours for {len(known)} of {len(known)} weight types and attention"),
-        ([kind for kind in known if kind not in (0, 30)], False, "weight types (not F32, BF16), not for attention"),
-        (known[:1], True, f"ours for 1 of {len(known)} weight types and attention"),
+def test_what_is_not_ours_is_named(known):
+    kinds, attention = _native.kernel_types(), kernel_findings.ATTENTION
+    for right, slower, said in (
+        ([*kinds, attention], (), f"ours for {len(kinds)} of {len(kinds)} weight types and attention"),
+        ([*kinds, attention], (30, attention), "weight types (not BF16), not for attention"),
+        ([kind for kind in kinds if kind not in (0, 30)], (), "weight types (not F32, BF16), not for attention"),
+        ([kinds[0], attention], (), f"ours for 1 of {len(kinds)} weight types and attention"),
     ):
-        kernels._verdict.cache_clear()
-        monkeypatch.setattr(kernels, "_read", lambda types=types, attention=attention: {
-            kernels._key(): kernels._Found(list(types), attention)
-        })  # fmt: skip
+        known(right=tuple(right), slower=slower, looks=2)
         assert said in kernels.verdict().reason
 
 
@@ -288,17 +290,11 @@ def test_an_instruction_set_that_leaves_none_is_named(isa):
     assert "types=()" in done.stdout and f"PYFLY_ISA is {isa}" in done.stdout and "avx2" in done.stdout
 
 
-@pytest.mark.parametrize("fault", ["wrong", "slow", "refused"])
-def test_what_fails_its_trial_is_left_to_llama_cpp(fault, afresh, monkeypatch, tiny_target):
-    def trial(*arguments, is_ours):
-        if fault == "refused" and is_ours:
-            raise NativeError("ggml could not compute a graph to try the kernels")
-        return _native.KernelTrial(0.1 if fault == "wrong" else 0.0, 2.0 if is_ours else 1.0)
-
-    monkeypatch.setattr(_native, "try_kernels", trial)
-    monkeypatch.setattr(_native, "try_attention", trial)
-    f32 = (llama_cpp.GGML_TYPE_F32,)  # needs no speed
-    assert kernels.verdict()[:2] == ((f32 if fault == "slow" else ()), False)
+@pytest.mark.parametrize("found", [{"right": (llama_cpp.GGML_TYPE_F32,)}, {"why_not": "a trial of ours crashed"}])
+def test_what_fails_its_trial_is_left_to_llama_cpp(found, known, tiny_target):
+    known(**found)
+    assert kernels.verdict()[:2] == (found.get("right", ()), False)
+    assert "crashed" not in str(found) or "crashed" in kernels.describe()
     options = {"n_ctx": 128, "n_threads": 2, "n_threads_batch": 2, "verbose": False}
     with closing(FlyLlama(tiny_target, **options)) as llm:
         assert not llm.context_params.flash_attn_type
@@ -306,6 +302,75 @@ def test_what_fails_its_trial_is_left_to_llama_cpp(fault, afresh, monkeypatch, t
         rows = rows_of(llm, tokens, [8])
     with closing(FlyLlama(tiny_target, kernels="stock", **options)) as llm:
         assert np.array_equal(rows, rows_of(llm, tokens, [8]))
+
+
+OTHER_LLAMA_CPP = """
+// Stands before ggml's function of this name: operations of packed weights get parameters that have a field more.
+#include <cstddef>
+#include <cstring>
+#include <dlfcn.h>
+#include <vector>
+struct Params { int thread, n_threads; size_t work_size; void * work; void * pool; bool use_ref; };
+struct Longer { int thread, n_threads; void * one_more; size_t work_size; void * work; void * pool; bool use_ref; };
+struct Traits {
+    virtual ~Traits();
+    virtual bool work_size(int, const void *, size_t &);
+    virtual bool compute(void *, void *);
+};
+struct Extra { virtual ~Extra(); virtual bool supports(void *, const void *); virtual Traits * traits(const void *); };
+struct Type { const char * (*name)(Type *); void * others[5]; void * device; Extra * context; };
+extern "C" bool ggml_cpu_extra_compute_forward(Params * params, void * op) {
+    using List = std::vector<Type *> & (*)();
+    static void * const library = dlopen("libggml-cpu.so.0", RTLD_LAZY | RTLD_NOLOAD);
+    static const List list = (List)dlsym(library, "_Z39ggml_backend_cpu_get_extra_buffer_typesv");
+    for (Type * type : list()) {
+        Traits * traits = type->context ? type->context->traits(op) : nullptr;
+        const bool is_ours = std::strcmp(type->name(type), "PYFLY") == 0 && params->work_size < BELOW;
+        const Params & p = *params;
+        Longer longer = {p.thread, p.n_threads, nullptr, p.work_size, p.work, p.pool, false};
+        if (traits && traits->compute(is_ours ? (void *)&longer : (void *)params, op)) {
+            return true;
+        }
+    }
+    return false;
+}
+"""
+
+USE = """
+import sys
+from pyfly_cpp import FlyLlama, PromptLookup
+from pyfly_cpp.machine import kernels
+llm = FlyLlama(sys.argv[1], drafter=PromptLookup(), n_ctx=128, verbose=False)
+print(llm.create_completion("One two three one two", max_tokens=16, temperature=0.0)["choices"][0]["text"])
+print(kernels.describe())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    sys.platform != "linux" or platform.machine() != "x86_64" or shutil.which("c++") is None,
+    reason="needs x86-64 Linux and a C++ compiler",
+)
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_a_llama_cpp_with_other_parameters_is_a_sentence(is_seen, tmp_path, tiny_target):
+    """No process of the user's ends: neither where the layout is seen to be another one nor where the trial crashes."""
+    (tmp_path / "other.cpp").write_text(OTHER_LLAMA_CPP)
+    library = tmp_path / "other.so"
+    # Bytes: the operation that only looks has more of them than those of the trial.
+    below = 1_000_000_000 if is_seen else 100_000
+    command = ["c++", "-shared", "-fPIC", "-O1", f"-DBELOW={below}", str(tmp_path / "other.cpp")]
+    subprocess.run([*command, "-o", str(library)], check=True)
+    environment = {**os.environ, "LD_PRELOAD": str(library), "XDG_CACHE_HOME": str(tmp_path)}
+    said = "not known" if is_seen else "crashed (SIG"
+    for is_first in (True, False):
+        command = [sys.executable, "-c", USE, tiny_target]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert said in done.stdout and "kernels.json" in done.stdout
+        assert (said in done.stderr) == is_first
+    command = [sys.executable, "-m", "pyfly_cpp", "doctor"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert said in " ".join(done.stdout.split()) and "RuntimeWarning" not in done.stderr
 
 
 def test_a_model_that_memory_cannot_hold_twice_stays_in_its_file(tiny_target, tmp_path, monkeypatch):
@@ -349,6 +414,7 @@ def n_mappings():
     lines = Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines()
     return sum("hg" in line.split() for line in lines if line.startswith("VmFlags:"))
 
+_native.enable_kernels()
 kernels.verdict = lambda: kernels.Verdict(tuple(_native.kernel_types()), True, "every type")
 before = n_mappings()
 llm = FlyLlama(sys.argv[1], kernels="auto", n_ctx=64, verbose=False)

@@ -1,0 +1,93 @@
+"""The trial of our kernels on this machine, a program of its own: a llama.cpp that is laid out differently ends this
+process and not the one that asks (`kernel_findings.py`).
+
+`python -m pyfly_cpp.machine.kernel_trial` prints one JSON object a line: `{"right": [...]}`, the operations whose
+results are right, then `{"slower": [...]}`, those of them that llama.cpp computes faster; or `{"why_not": ...}`, why
+there is nothing to try. With operations as arguments it takes these for right.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import sys
+from collections.abc import Sequence
+
+import llama_cpp
+
+from pyfly_cpp import _native
+from pyfly_cpp.errors import NativeError
+from pyfly_cpp.machine import extra_buffers, log
+from pyfly_cpp.machine.kernel_findings import ATTENTION
+
+_ROWS = (1, 4, 16)
+"""Tokens in the batch of each trial."""
+_N_OUT = 8192
+"""Outputs of the matrix that is timed: two to eight megabytes, more than a core's own cache holds."""
+_N_CELLS = 1024
+"""Cells of the attention that is timed. llama.cpp computes one row in another way from 512 on."""
+_MOST_ERROR = 2e-3
+"""Right products have errors of half of it: activations are rounded to a byte."""
+_LOOKS = 3
+"""Trials of an operation that must all fail: one alone may have met a busy moment."""
+_SLOWER = 1.03
+"""How much slower than llama.cpp's a product may seem for one token: the noise of such a short measurement."""
+
+
+def _compute(operation: int, n_rows: int, *, is_large: bool, is_ours: bool) -> _native.KernelTrial:
+    """Computes something for n_rows rows, large for its time or small for its error, by our kernels or without. Times
+    are of one thread: several wait for each other, and on a busy machine one of them always waits for a core."""
+    n_threads, n_repeats = (1, 2) if is_large else (2, 1)
+    if operation == ATTENTION:
+        return _native.try_attention(_N_CELLS if is_large else 100, n_rows, n_threads, n_repeats, is_ours=is_ours)
+    return _native.try_kernels(operation, _N_OUT if is_large else 64, n_rows, n_threads, n_repeats, is_ours=is_ours)
+
+
+def is_right(operation: int) -> bool:
+    """Whether our results are right."""
+    try:
+        return all(_compute(operation, n, is_large=False, is_ours=True).error <= _MOST_ERROR for n in _ROWS)
+    except NativeError:
+        return False
+
+
+def is_slower(operation: int) -> bool:
+    """Whether ours takes longer than llama.cpp's for one token, or no less time for several."""
+    return not any(_looks_faster(operation) for _ in range(_LOOKS))
+
+
+def _looks_faster(operation: int) -> bool:
+    ratios = []
+    for n_rows in _ROWS:
+        try:
+            best = {True: math.inf, False: math.inf}
+            for is_ours in (True, False) * 3:  # in turns, as both are slowed down by whatever else runs
+                best[is_ours] = min(best[is_ours], _compute(operation, n_rows, is_large=True, is_ours=is_ours).us)
+        except NativeError:
+            return False
+        ratios.append(best[True] / best[False])
+    return ratios[0] <= _SLOWER and max(ratios[1:]) < 1.0
+
+
+def run(operations: Sequence[int]) -> None:
+    """Prints what the program prints."""
+    try:
+        extra_buffers.verdict()  # leaves out what crashes of llama.cpp's own
+        _native.enable_kernels()
+    except NativeError as error:
+        _tell("why_not", str(error).rstrip("."))
+        return
+    with log.at_level(log.LLAMA_CPP, logging.ERROR):  # without its lines on the matrices that are tried
+        right = [one for one in operations or (*_native.kernel_types(), ATTENTION) if operations or is_right(one)]
+        _tell("right", right)
+        # Of F32 only small matrices are packed, the routers of experts: they need no speed.
+        _tell("slower", [one for one in right if one != llama_cpp.GGML_TYPE_F32 and is_slower(one)])
+
+
+def _tell(what: str, value: object) -> None:
+    print(json.dumps({what: value}), flush=True)
+
+
+if __name__ == "__main__":
+    run([int(word) for word in sys.argv[1:]])
