@@ -77,7 +77,7 @@ class ExtraBufferType {
 };
 
 // Functions that libggml-cpu exports, in builds that export anything.
-using ExtraBufferTypes = void * (*)(void * unused); // a reference to a vector, see list_of()
+using ExtraBufferTypes = void * (*) (void * unused); // a reference to a vector, see list_of()
 using Barrier = void (*)(struct ggml_threadpool * pool);
 using SetChunk = void (*)(struct ggml_threadpool * pool, int value);
 using AddChunk = int (*)(struct ggml_threadpool * pool, int value); // the value before

@@ -32,6 +32,11 @@ constexpr int64_t most_layers = 512; // that llama.cpp has room for
 // Has heads and does not rotate, and says so with rope.dimension_count = 0, over which others hang.
 constexpr const char * without_rope = "glm5-next";
 
+// Those with an ALiBi bias whatever the header says, and the one that has it with so many layers.
+constexpr std::array with_alibi = {"bloom", "jina-bert-v2", "refact"};
+constexpr const char * with_alibi_if_large = "baichuan";
+constexpr int64_t large = 40;
+
 // Architectures whose graph gives the wrong rows for batches of several tokens.
 struct WrongRows {
     const char *architecture, *why, *remedy;
@@ -204,6 +209,25 @@ int64_t ModelFile::n_ctx_short() const {
 bool ModelFile::is_split() const {
     const int64_t key = gguf_find_key(gguf_.get(), "split.count");
     return key >= 0 && integer_at(gguf_.get(), key).value_or(0) > 1;
+}
+
+std::vector<const ggml_tensor *> ModelFile::query_matrices() const {
+    std::vector<const ggml_tensor *> out;
+    ggml_tensor * tensor = ggml_get_first_tensor(tensors_.get());
+    for (; tensor != nullptr; tensor = ggml_get_next_tensor(tensors_.get(), tensor)) {
+        for (const char * end : {".attn_q.weight", ".attn_q_b.weight", ".attn_qkv.weight"}) {
+            if (ends_with(tensor->name, end)) {
+                out.push_back(tensor);
+            }
+        }
+    }
+    return out;
+}
+
+bool ModelFile::has_alibi() const {
+    const std::vector<double> bias = numbers("attention.max_alibi_bias");
+    return contains(with_alibi, architecture_) || (!bias.empty() && bias.front() > 0.0) ||
+           (architecture_ == with_alibi_if_large && integer("block_count") == large);
 }
 
 // llama.cpp's own criterion: it then takes every other tensor for optional.

@@ -65,6 +65,12 @@ class ModelFile {
     // Positions that have a learned embedding, and so the most that a text may have; 0: there are no such embeddings.
     int64_t n_learned_positions() const { return tensor_size("position_embd.weight", 1); }
 
+    // Matrices whose products are the queries of attention. Borrowed.
+    std::vector<const ggml_tensor *> query_matrices() const;
+
+    // Whether attention has a bias that grows with the distance (ALiBi).
+    bool has_alibi() const;
+
     // Throws Error(PYFLY_STATUS_INVALID) where loading the file, or decoding with it, would end the process.
     void require_loadable() const;
 

@@ -494,6 +494,10 @@ bool PackedBuffers::leave_out(const char * name) {
     return true;
 }
 
+bool PackedBuffers::can_hold(const ggml_tensor * weights) {
+    return can_pack(weights);
+}
+
 ggml_backend_buffer_type_t PackedBuffers::stock_type(const ggml_tensor * weights) {
     for (size_t i = 0; installed != nullptr && offered[i] != nullptr; i++) {
         const ggml_backend_buffer_type_t type = offered[i];

@@ -49,6 +49,9 @@ class PackedBuffers {
     // install() has succeeded. Not while another thread loads a model.
     static bool leave_out(const char * name);
 
+    // Whether weights of this type and shape can be packed on this machine.
+    static bool can_hold(const ggml_tensor * weights);
+
     // Where llama.cpp would put these weights without us: the first of its extra buffer types that takes them.
     static ggml_backend_buffer_type_t stock_type(const ggml_tensor * weights);
 };

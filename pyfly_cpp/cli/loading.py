@@ -323,8 +323,8 @@ _HOW: dict[str, Declared] = {
                        "GPUs]"),
     "tensor_split": machine("--tensor-split", metavar="X,...", type=SHARES,
                             help="Shares of the model for the devices, in their order."),
-    "kernels": machine("--kernels", type=click.Choice(kernels.CHOICES), help="Kernels on the CPU: auto, ours if they "
-                       f"are faster here, or stock, llama.cpp's.  [default: {kernels.VARIABLE}, or auto]"),
+    "kernels": machine("--kernels", type=click.Choice(kernels.CHOICES), help="Kernels on the CPU: auto, ours unless "
+                       f"they are slower here, or stock, llama.cpp's.  [default: {kernels.VARIABLE}, or auto]"),
     "flash_attn": machine("--flash-attn/--no-flash-attn", default=None,
                           help="Flash attention.  [default: on if our kernels compute it, see --kernels]"),
     "type_k": machine("--cache-type-k", "type_k", type=click.Choice(list(CACHE_WORDS)),

@@ -137,7 +137,7 @@ class FlyLlama(CompletingLlama):
             devices: Where to put the model: these devices only, in this order. "CUDA0"; "host:port", all devices of a
                 server; "host:port/1", its second one. An empty list is the CPU alone. A draft model has its own,
                 `DraftModel(devices=...)`.
-            kernels: "auto": packs weights for our own kernels if those are faster on this machine, which
+            kernels: "auto": packs weights for our own kernels unless those are slower on this machine, which
                 makes batches on x86-64 CPUs cheaper (`pyfly_cpp.kernels`); "stock": llama.cpp's own. None: the
                 environment variable PYFLY_KERNELS, else "auto". The draft model follows.
             trace: Keep a `Record` of every token of the last generation in `records`. A recurrent model that was

@@ -144,7 +144,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             kwargs.setdefault("n_gpu_layers", -1)
         self._kernels = kernels.take(kernel_choice, model_path, kwargs)
         if kwargs.get("flash_attn") is None:
-            kwargs["flash_attn"] = self._kernels.attention and kernels.is_for_attention(info.architecture, kwargs)
+            kwargs["flash_attn"] = self._kernels.attends(info) and kernels.is_for_attention(kwargs)
         # The base class assigns to draft_model.
         self.decoder = Decoder(protected, self._adapts, has_own_head, self.n_parallel, self._n_ctx_of_text)
         try:

@@ -52,6 +52,12 @@ class Verdict(NamedTuple):
         """The types, bit t for ggml type t."""
         return sum(1 << kind for kind in self.types)
 
+    def attends(self, info: _native.ModelInfo) -> bool:
+        """Whether all attention of such a model is ours if it is on the CPU and flash attention is on: its queries are
+        products of packed weights, and it has no bias by distance. llama.cpp's rounds by the number of threads."""
+        is_packed = info.query_types & ~self.bits == 0
+        return self.attention and is_packed and not info.has_alibi and info.architecture not in _WITHOUT_FLASH_ATTENTION
+
 
 def _install() -> str | None:
     """Why the kernels cannot be offered to llama.cpp; None: they are."""
@@ -100,11 +106,11 @@ def take(kernels: str | None, model_path: str, arguments: Mapping[str, Any]) -> 
     return found
 
 
-def is_for_attention(architecture: str, arguments: Mapping[str, Any]) -> bool:
-    """Whether our attention can serve a model with these arguments of `llama_cpp.Llama`: on the CPU, with an F16 cache,
-    and with a graph for flash attention."""
+def is_for_attention(arguments: Mapping[str, Any]) -> bool:
+    """Whether our attention can serve a model with these arguments of `llama_cpp.Llama`: on the CPU, with an F16
+    cache."""
     has_f16_cache = all(arguments.get(name) in (None, llama_cpp.GGML_TYPE_F16) for name in ("type_k", "type_v"))
-    return _is_on_cpu(arguments) and has_f16_cache and architecture not in _WITHOUT_FLASH_ATTENTION
+    return _is_on_cpu(arguments) and has_f16_cache
 
 
 def _is_on_cpu(arguments: Mapping[str, Any]) -> bool:

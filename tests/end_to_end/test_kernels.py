@@ -118,14 +118,19 @@ def test_exact_tokens_of_every_kind_of_model(architecture, tmp_path):
         assert tokens_of(drafter) == plain, drafter
 
 
+def quantised(path, kind):
+    """This model in another type."""
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
+    out = path.with_name(f"{kind}.gguf")
+    assert llama_cpp.llama_model_quantize(str(path).encode(), str(out).encode(), params) == 0
+    return out
+
+
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "F16"])
 def test_experts(kind, tmp_path):
     """A mixture of four experts, two for each token: close to llama.cpp's, and the same bits in every batch."""
-    path = tmp_path / f"{kind}.gguf"
-    params = llama_cpp.llama_model_quantize_default_params()
-    params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
-    model = make("qwen3moe", POPULAR["qwen3moe"], tmp_path / "f32.gguf")
-    assert llama_cpp.llama_model_quantize(str(model).encode(), str(path).encode(), params) == 0
+    path = quantised(make("qwen3moe", POPULAR["qwen3moe"], tmp_path / "f32.gguf"), kind)
     tokens = np.random.default_rng(1).integers(0, N_VOCAB, 48).tolist()
     rows = {}
     for choice in kernels.CHOICES:
@@ -136,6 +141,54 @@ def test_experts(kind, tmp_path):
                 assert choice == "stock" or np.array_equal(rows[choice], other), size
     difference = np.abs(rows["auto"] - rows["stock"]).max()
     assert 0 < difference < (0.01 if kind == "F16" else 0.3) * np.abs(rows["stock"]).max()
+
+
+WIDE = {"embedding_length": 256, "feed_forward_length": 512, "attention.head_count_kv": 4}
+ALIBI = {"attention.max_alibi_bias": 8.0}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "more", "kind", "is_on"),
+    [
+        ("phi3", {"rope.dimension_count": 16, "rope.scaling.original_context_length": 256}, "Q8_0", True),
+        ("qwen3", {}, "Q8_0", True),
+        ("qwen3", {}, "TQ1_0", False),  # which nobody packs
+        ("qwen3", {"embedding_length": 2048, "attention.head_count": 32, "attention.head_count_kv": 32}, None, False),
+        ("mpt", {}, "Q8_0", True),
+        ("mpt", ALIBI, "Q8_0", False),
+        ("jais", ALIBI, "Q8_0", False),
+        ("bloom", {}, "Q8_0", False),
+        ("refact", {}, "Q8_0", False),
+    ],
+)
+def test_flash_attention_is_on_if_ours_computes_it(architecture, more, kind, is_on, tmp_path):
+    """llama.cpp's rounds by the number of threads from 512 tokens on."""
+    path = make(architecture, {**WIDE, "block_count": 1, **more}, tmp_path / "f32.gguf")
+    path = path if kind is None else quantised(path, kind)
+    assert kernels.verdict().attends(_native.inspect_model(str(path))) == is_on
+    with closing(FlyLlama(str(path), kernels="auto", n_ctx=64, verbose=False)) as llm:
+        assert bool(llm.context_params.flash_attn_type) == is_on
+    with closing(FlyLlama(str(path), kernels="auto", flash_attn=True, n_ctx=64, verbose=False)) as llm:
+        assert llm.context_params.flash_attn_type  # who asks for it gets it
+
+
+def test_no_flash_attention_for_types_that_are_left_to_llama_cpp(tiny_target, monkeypatch):
+    others = kernels.Verdict(tuple(kind for kind in ALL.types if kind != llama_cpp.GGML_TYPE_F16), True, "not F16")
+    monkeypatch.setattr(kernels, "verdict", lambda: others)
+    with closing(FlyLlama(tiny_target, kernels="auto", n_ctx=64, verbose=False)) as llm:
+        assert not llm.context_params.flash_attn_type
+
+
+@pytest.mark.parametrize(("architecture", "more", "kind"), [("jais", ALIBI, "Q8_0"), ("qwen3", {}, "TQ1_0")])
+def test_threads_change_no_row_of_what_is_not_ours(architecture, more, kind, tmp_path):
+    path = quantised(make(architecture, {**WIDE, "context_length": 1024, **more}, tmp_path / "f32.gguf"), kind)
+    tokens = np.random.default_rng(1).integers(0, N_VOCAB, 604).tolist()
+    rows = []
+    for n_threads in (1, 2, 3):
+        options = {"n_threads": n_threads, "n_threads_batch": n_threads, "n_ctx": 640, "n_batch": 64, "verbose": False}
+        with closing(FlyLlama(str(path), kernels="auto", **options)) as llm:
+            rows.append(rows_of(llm, tokens, [60] * 10 + [1] * 4)[600:])
+    assert np.array_equal(rows[0], rows[1]) and np.array_equal(rows[0], rows[2])
 
 
 def texts(llm, prompts, n=48):
