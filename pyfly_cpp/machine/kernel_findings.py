@@ -155,7 +155,7 @@ def _tried(operations: Sequence[int]) -> Found:
         raise _NotTried(f"no process can be started to try ours ({error})") from None
     said: dict[str, Any] = {}
     for line in printed.splitlines():
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, TypeError):
             said.update(json.loads(line))
     if "why_not" in said:
         return Found(why_not=said["why_not"])

@@ -55,7 +55,7 @@ class Verdict(NamedTuple):
     def attends(self, info: _native.ModelInfo) -> bool:
         """Whether all attention of such a model is ours if it is on the CPU and flash attention is on: its queries are
         products of packed weights, and it has no bias by distance. llama.cpp's rounds by the number of threads."""
-        is_packed = info.query_types & ~self.bits == 0
+        is_packed = info.query_types & ~sum(1 << kind for kind in self.types) == 0
         return self.attention and is_packed and not info.has_alibi and info.architecture not in _WITHOUT_FLASH_ATTENTION
 
 
