@@ -12,6 +12,10 @@ uint16_t read_16(const uint8_t * from) {
     return out;
 }
 
+void write_16(uint16_t value, uint8_t * to) {
+    std::memcpy(to, &value, sizeof(value));
+}
+
 void set_one_scale(DecodedBlock & out) {
     std::memset(out.scales, 1, sizeof(out.scales));
     std::memset(out.mins, 1, sizeof(out.mins));
@@ -25,11 +29,26 @@ void read_nibbles(const uint8_t * from, uint8_t * q) {
     }
 }
 
+void write_nibbles(const uint8_t * q, uint8_t * to) {
+    for (int i = 0; i < 16; i++) {
+        to[i] = static_cast<uint8_t>((q[i] & 15) | q[i + 16] << 4);
+    }
+}
+
 // A fifth bit for each of 32 weights.
 void add_fifth_bits(const uint8_t * bits, uint8_t * q) {
     for (int k = 0; k < 4; k++, q += 8) {
         for (int i = 0; i < 8; i++) {
             q[i] |= static_cast<uint8_t>((bits[k] >> i & 1) << 4);
+        }
+    }
+}
+
+void write_fifth_bits(const uint8_t * q, uint8_t * bits) {
+    for (int k = 0; k < 4; k++, q += 8) {
+        bits[k] = 0;
+        for (int i = 0; i < 8; i++) {
+            bits[k] |= static_cast<uint8_t>((q[i] >> 4 & 1) << i);
         }
     }
 }
@@ -46,12 +65,29 @@ void add_bits_k(const uint8_t * bits, int bit, uint8_t * q) {
     }
 }
 
+void write_bits_k(const uint8_t * q, int bit, uint8_t * bits) {
+    std::memset(bits, 0, 32);
+    for (int k = 0; k < 8; k++, q += 32) {
+        for (int i = 0; i < 32; i++) {
+            bits[i] |= static_cast<uint8_t>((q[i] >> bit & 1) << k);
+        }
+    }
+}
+
 // 256 nibbles, 64 from each 32 bytes: the low ones, then the high ones.
 void read_nibbles_k(const uint8_t * from, uint8_t * q) {
     for (int k = 0; k < 4; k++, from += 32, q += 64) {
         for (int i = 0; i < 32; i++) {
             q[i] = from[i] & 15;
             q[i + 32] = from[i] >> 4;
+        }
+    }
+}
+
+void write_nibbles_k(const uint8_t * q, uint8_t * to) {
+    for (int k = 0; k < 4; k++, to += 32, q += 64) {
+        for (int i = 0; i < 32; i++) {
+            to[i] = static_cast<uint8_t>((q[i] & 15) | q[i + 32] << 4);
         }
     }
 }
@@ -67,6 +103,17 @@ void read_two_bits_k(const uint8_t * from, uint8_t * q) {
     }
 }
 
+void write_two_bits_k(const uint8_t * q, uint8_t * to) {
+    std::memset(to, 0, 64);
+    for (int half = 0; half < 2; half++, to += 32) {
+        for (int shift = 0; shift < 8; shift += 2, q += 32) {
+            for (int i = 0; i < 32; i++) {
+                to[i] |= static_cast<uint8_t>((q[i] & 3) << shift);
+            }
+        }
+    }
+}
+
 // Eight scales and eight minima of six bits in 12 bytes, as in Q4_K and Q5_K.
 void read_scales_and_mins(const uint8_t * from, DecodedBlock & out) {
     for (int i = 0; i < 4; i++) {
@@ -74,6 +121,14 @@ void read_scales_and_mins(const uint8_t * from, DecodedBlock & out) {
         out.mins[i] = from[i + 4] & 63;
         out.scales[i + 4] = static_cast<int8_t>((from[i + 8] & 15) | (from[i] >> 6) << 4);
         out.mins[i + 4] = static_cast<uint8_t>(from[i + 8] >> 4 | (from[i + 4] >> 6) << 4);
+    }
+}
+
+void write_scales_and_mins(const DecodedBlock & block, uint8_t * to) {
+    for (int i = 0; i < 4; i++) {
+        to[i] = static_cast<uint8_t>(block.scales[i] | block.scales[i + 4] >> 4 << 6);
+        to[i + 4] = static_cast<uint8_t>(block.mins[i] | block.mins[i + 4] >> 4 << 6);
+        to[i + 8] = static_cast<uint8_t>((block.scales[i + 4] & 15) | block.mins[i + 4] << 4);
     }
 }
 
@@ -193,6 +248,111 @@ template <> void decode_block<WeightType::iq4_xs>(const uint8_t * block, Decoded
     }
     out.d = read_16(block);
     out.m = 0;
+}
+
+// ---- And back
+// ---------------------------------------------------------------------------------------------------------
+
+template <> void encode_block<WeightType::q4_0>(const DecodedBlock & block, uint8_t * out) {
+    write_16(block.d, out);
+    write_nibbles(block.q, out + 2);
+}
+
+template <> void encode_block<WeightType::iq4_nl>(const DecodedBlock & block, uint8_t * out) {
+    encode_block<WeightType::q4_0>(block, out);
+}
+
+template <> void encode_block<WeightType::q4_1>(const DecodedBlock & block, uint8_t * out) {
+    write_16(block.d, out);
+    write_16(block.m ^ 0x8000, out + 2);
+    write_nibbles(block.q, out + 4);
+}
+
+template <> void encode_block<WeightType::q5_0>(const DecodedBlock & block, uint8_t * out) {
+    write_16(block.d, out);
+    write_fifth_bits(block.q, out + 2);
+    write_nibbles(block.q, out + 6);
+}
+
+template <> void encode_block<WeightType::q5_1>(const DecodedBlock & block, uint8_t * out) {
+    write_16(block.d, out);
+    write_16(block.m ^ 0x8000, out + 2);
+    write_fifth_bits(block.q, out + 4);
+    write_nibbles(block.q, out + 8);
+}
+
+template <> void encode_block<WeightType::q8_0>(const DecodedBlock & block, uint8_t * out) {
+    write_16(block.d, out);
+    std::memcpy(out + 2, block.q, 32);
+}
+
+template <> void encode_block<WeightType::mxfp4>(const DecodedBlock & block, uint8_t * out) {
+    out[0] = static_cast<uint8_t>(block.d);
+    write_nibbles(block.q, out + 1);
+}
+
+template <> void encode_block<WeightType::q2_k>(const DecodedBlock & block, uint8_t * out) {
+    for (int i = 0; i < 16; i++) {
+        out[i] = static_cast<uint8_t>(block.scales[i] | block.mins[i] << 4);
+    }
+    write_two_bits_k(block.q, out + 16);
+    write_16(block.d, out + 80);
+    write_16(block.m, out + 82);
+}
+
+template <> void encode_block<WeightType::q3_k>(const DecodedBlock & block, uint8_t * out) {
+    uint8_t * scales = out + 96;
+    std::memset(scales, 0, 12);
+    for (int i = 0; i < 16; i++) {
+        const int scale = block.scales[i] + 32;
+        scales[i % 8] |= static_cast<uint8_t>((scale & 15) << (i / 8 * 4));
+        scales[8 + i % 4] |= static_cast<uint8_t>(scale >> 4 << (i / 4 * 2));
+    }
+    write_bits_k(block.q, 2, out);
+    write_two_bits_k(block.q, out + 32);
+    write_16(block.d, out + 108);
+}
+
+template <> void encode_block<WeightType::q4_k>(const DecodedBlock & block, uint8_t * out) {
+    write_16(block.d, out);
+    write_16(block.m, out + 2);
+    write_scales_and_mins(block, out + 4);
+    write_nibbles_k(block.q, out + 16);
+}
+
+template <> void encode_block<WeightType::q5_k>(const DecodedBlock & block, uint8_t * out) {
+    write_16(block.d, out);
+    write_16(block.m, out + 2);
+    write_scales_and_mins(block, out + 4);
+    write_bits_k(block.q, 4, out + 16);
+    write_nibbles_k(block.q, out + 48);
+}
+
+template <> void encode_block<WeightType::q6_k>(const DecodedBlock & block, uint8_t * out) {
+    for (int half = 0; half < 2; half++) {
+        uint8_t *low = out + 64 * half, *high = out + 128 + 32 * half;
+        const uint8_t * q = block.q + 128 * half;
+        for (int i = 0; i < 32; i++) {
+            low[i] = static_cast<uint8_t>((q[i] & 15) | q[i + 64] << 4);
+            low[i + 32] = static_cast<uint8_t>((q[i + 32] & 15) | q[i + 96] << 4);
+            high[i] = static_cast<uint8_t>(q[i] >> 4 | q[i + 32] >> 4 << 2 | q[i + 64] >> 4 << 4 | q[i + 96] >> 4 << 6);
+        }
+    }
+    std::memcpy(out + 192, block.scales, 16);
+    write_16(block.d, out + 208);
+}
+
+template <> void encode_block<WeightType::iq4_xs>(const DecodedBlock & block, uint8_t * out) {
+    int high = 0;
+    std::memset(out + 4, 0, 4);
+    for (int i = 0; i < 8; i++) {
+        const int scale = block.scales[i] + 32;
+        high |= scale >> 4 << (2 * i);
+        out[4 + i / 2] |= static_cast<uint8_t>((scale & 15) << (i % 2 * 4));
+        write_nibbles(block.q + i * 32, out + 8 + i * 16);
+    }
+    write_16(block.d, out);
+    write_16(static_cast<uint16_t>(high), out + 2);
 }
 
 } // namespace pyfly::kernels

@@ -170,4 +170,7 @@ constexpr size_t dense_width(WeightType type) {
 // Takes the block at `block` apart.
 template <WeightType type> void decode_block(const uint8_t * block, DecodedBlock & out);
 
+// Writes the block that decode_block() took apart: the same bytes.
+template <WeightType type> void encode_block(const DecodedBlock & block, uint8_t * out);
+
 } // namespace pyfly::kernels

@@ -44,6 +44,18 @@ template <int n_bits> void pack_bits(const uint8_t (*quads)[vector], int first, 
     }
 }
 
+// The reverse: adds those bits to the quads.
+template <int n_bits> void unpack_bits(const uint8_t * from, int first, uint8_t (*quads)[vector]) {
+    constexpr int n_quads = 8 / n_bits;
+    for (int v = 0; v < n_bits; v++, from += vector) {
+        for (int i = 0; i < n_quads; i++, quads++) {
+            for (int j = 0; j < vector; j++) {
+                quads[0][j] |= static_cast<uint8_t>((from[j] >> (i * n_bits) & ((1u << n_bits) - 1)) << first);
+            }
+        }
+    }
+}
+
 template <WeightType type> void pack(size_t n_in, const uint8_t * rows, uint8_t * out) {
     using F = Format<type>;
     using P = PackedBlock<F>;
@@ -82,10 +94,56 @@ template <WeightType type> void pack(size_t n_in, const uint8_t * rows, uint8_t 
     }
 }
 
+template <WeightType type> void unpack(size_t n_in, const uint8_t * packed, size_t n_rows, uint8_t * rows) {
+    using F = Format<type>;
+    using P = PackedBlock<F>;
+    DecodedBlock block = {};
+    uint8_t quads[F::block / 4][vector];
+    const size_t n_blocks = n_in / F::block;
+    for (size_t b = 0; b < n_blocks; b++, packed += P::bytes) {
+        std::memset(quads, 0, sizeof(quads));
+        for (int u = 0; u < P::n_units; u++) {
+            const uint8_t * vectors = packed + P::units + u * unit_vectors<F> * vector;
+            unpack_bits<F::low>(vectors, 0, quads + u * unit_quads);
+            if constexpr (F::high > 0) {
+                unpack_bits<F::high>(vectors + F::low * vector, F::low, quads + u * unit_quads);
+            }
+        }
+        for (size_t lane = 0; lane < n_rows; lane++) {
+            for (int i = 0; i < F::block / 4; i++) {
+                std::memcpy(block.q + 4 * i, quads[i] + 4 * lane, 4);
+            }
+            std::memcpy(&block.d, packed + P::d + F::d_bytes * lane, F::d_bytes);
+            if (F::has_mins) {
+                std::memcpy(&block.m, packed + P::m + 2 * lane, 2);
+            }
+            for (int g = 0; g < 2 * P::n_pairs; g++) {
+                const size_t at = static_cast<size_t>(P::pair_bytes * (g / 2) + g % 2) + 2 * lane;
+                const uint8_t scale = packed[P::scales + at];
+                block.scales[g] = static_cast<int8_t>(F::has_short_scales ? scale & 15 : scale);
+                if constexpr (F::has_short_scales) {
+                    block.mins[g] = scale >> 4;
+                } else if constexpr (F::has_mins) {
+                    block.mins[g] = packed[P::mins + at];
+                }
+            }
+            encode_block<type>(block, rows + (lane * n_blocks + b) * F::bytes);
+        }
+    }
+}
+
 template <size_t width> void pack_dense(size_t n_in, const uint8_t * rows, uint8_t * out) {
     for (size_t i = 0; i < n_in; i++) {
         for (size_t lane = 0; lane < panel; lane++) {
             std::memcpy(out + (i * panel + lane) * width, rows + (lane * n_in + i) * width, width);
+        }
+    }
+}
+
+template <size_t width> void unpack_dense(size_t n_in, const uint8_t * packed, size_t n_rows, uint8_t * rows) {
+    for (size_t i = 0; i < n_in; i++) {
+        for (size_t lane = 0; lane < n_rows; lane++) {
+            std::memcpy(rows + (lane * n_in + i) * width, packed + (i * panel + lane) * width, width);
         }
     }
 }
@@ -129,6 +187,21 @@ void pack_panel(WeightType type, size_t n_in, const uint8_t * rows, size_t n_row
         case WeightType::f16:
         case WeightType::bf16:
             return pack_dense<2>(n_in, rows, out);
+    }
+}
+
+void unpack_panel(WeightType type, size_t n_in, const uint8_t * packed, size_t n_rows, uint8_t * rows) {
+    switch (type) {
+#define PYFLY_UNPACK(name)                                                                                             \
+    case WeightType::name:                                                                                             \
+        return unpack<WeightType::name>(n_in, packed, n_rows, rows);
+        PYFLY_FOR_EACH_FORMAT(PYFLY_UNPACK)
+#undef PYFLY_UNPACK
+        case WeightType::f32:
+            return unpack_dense<4>(n_in, packed, n_rows, rows);
+        case WeightType::f16:
+        case WeightType::bf16:
+            return unpack_dense<2>(n_in, packed, n_rows, rows);
     }
 }
 

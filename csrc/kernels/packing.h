@@ -1,4 +1,4 @@
-// From the rows of a GGUF file to panels (layout.h).
+// From the rows of a GGUF file to panels (layout.h), and back.
 #pragma once
 
 #include <cstddef>
@@ -22,5 +22,8 @@ size_t n_panels(size_t n_out);
 // Packs n_rows <= 16 rows, row_bytes() apart, into a panel; what is missing of it becomes zeros. Any thread may pack
 // any panel.
 void pack_panel(WeightType type, size_t n_in, const uint8_t * rows, size_t n_rows, uint8_t * out);
+
+// Writes the n_rows <= 16 rows that pack_panel() packed: the same bytes.
+void unpack_panel(WeightType type, size_t n_in, const uint8_t * packed, size_t n_rows, uint8_t * rows);
 
 } // namespace pyfly::kernels

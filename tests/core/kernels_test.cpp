@@ -152,6 +152,13 @@ void test_type(const Type & type, size_t n_in, std::mt19937 & random) {
         pack_panel(type.type, n_in, rows.data() + p * panel * row_bytes(type.type, n_in),
                    std::min<size_t>(panel, n_own - p * panel), packed.data() + p * panel_bytes(type.type, n_in));
     }
+    std::vector<uint8_t> unpacked(rows.size());
+    for (size_t p = 0; p < n_out / panel; p++) {
+        unpack_panel(type.type, n_in, packed.data() + p * panel_bytes(type.type, n_in),
+                     std::min<size_t>(panel, n_own - p * panel),
+                     unpacked.data() + p * panel * row_bytes(type.type, n_in));
+    }
+    check(unpacked == rows, what + ": the bytes of the file come back");
     const Products & products = *pyfly::kernels::products(type.type);
     std::normal_distribution<float> normal;
     std::vector<float> x(most_rows * n_in);
