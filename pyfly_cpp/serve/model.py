@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import json
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +24,7 @@ from pyfly_cpp.engine.prompting import Rendered, chat_handler, render_chat
 from pyfly_cpp.engine.stats import Stats
 from pyfly_cpp.engine.vocabulary import Vocabulary
 from pyfly_cpp.serve.contents import read_object
-from pyfly_cpp.serve.errors import bad_request
+from pyfly_cpp.serve.errors import ApiError, bad_request
 from pyfly_cpp.serve.orders import Order
 from pyfly_cpp.serve.templates import handler_of
 
@@ -227,6 +229,10 @@ class Model:
                 warnings.simplefilter("ignore")
                 return render_chat(self._llm, messages, behind=behind, handler=handler, tools=tools, **told)
         except Exception as error:  # a template is a program of whoever made the model
+            texts = _with_arguments_as_texts(messages)
+            if texts != list(messages):
+                with contextlib.suppress(ApiError):  # else the first reason counts
+                    return self.render(texts, tools, more, behind, adds_prompt)
             raise bad_request(f"the model's chat template refuses these messages: {str(error)[:200]}.", "messages") \
                 from None  # fmt: skip
 
@@ -270,3 +276,18 @@ class Model:
                 on_progress(len(order.prompt))
 
         return self.batch.write(request, seed=order.seed, decoding=order.decoding, trace=order.records, on_event=tell)
+
+
+def _with_arguments_as_texts(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages for the few templates that take the arguments of a call as JSON, not as an object."""
+
+    def call_of(call: Mapping[str, Any]) -> dict[str, Any]:
+        function = call["function"]
+        arguments = function.get("arguments")
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        return {**call, "function": {**function, "arguments": text}}
+
+    return [
+        {**message, "tool_calls": list(map(call_of, message["tool_calls"]))} if message.get("tool_calls") else message
+        for message in messages
+    ]

@@ -194,6 +194,19 @@ def test_another_template(batch, template, prompt):
         assert server.post("/apply-template", messages=MESSAGES).json()["prompt"].endswith(prompt)
 
 
+def test_arguments_are_an_object_unless_a_template_takes_texts(batch):
+    call = {"function": {"name": "f", "arguments": '{"a": "x"}'}}
+    messages = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    each = (
+        "{% for m in messages %}{% for call in m.tool_calls or [] %}{{ WRITTEN }}{% endfor %}{% endfor %}{% if tools %}"
+    )
+    for written in ("call.function.arguments.a", "' ' + call.function.arguments"):
+        template = f"{each.replace('WRITTEN', written)}{{% endif %}}"
+        with running(batch, chat_template=template) as server:
+            prompt = server.post("/apply-template", messages=messages).json()["prompt"]
+            assert prompt == {"c": "x", "'": ' {"a": "x"}'}[written[0]]
+
+
 def test_names_and_seed(batch):
     assert "command-r" in built_in()
     with running(batch, aliases=("other",), tags=("small",), seed=7) as server:
