@@ -208,6 +208,24 @@ def test_tokens_of_thoughts_are_counted(thinking):
     assert usage["output_tokens_details"] == {"reasoning_tokens": 9}
 
 
+def test_a_budget_with_drafts_and_several_answers(thinking, batch):
+    """Drafts run past the place where the budget ends, and are taken back."""
+    on = no_end(batch)
+    with running(batch, chat_template=thinking.service.model.template) as server:
+        for n in (1, 5, 12):
+            body = {"messages": MESSAGES, "max_tokens": 32, "reasoning_budget_tokens": n, "logit_bias": on}
+            alone = thinking.post(PATH, **body).json()
+            together = server.post(PATH, n=3, **body).json()
+            assert [choice["message"] for choice in together["choices"]] == [alone["choices"][0]["message"]] * 3
+            counts = [one["usage"]["completion_tokens_details"]["reasoning_tokens"] for one in (alone, together)]
+            assert counts[1] == 3 * counts[0]
+        assert together["timings"]["draft_n"] > 0
+        stopped = {**body, "stop": ["</think>"]}
+        got = server.post(PATH, **stopped).json()["choices"][0]
+        assert got["finish_reason"] == "stop" and not got["message"]["content"]
+        assert got["message"]["reasoning_content"] == alone["choices"][0]["message"]["reasoning_content"]
+
+
 def test_tokens_that_are_held_back_are_counted_each(thinking):
     """A stop string that may begin holds back the end of the thoughts; a token may end them and go on."""
     body = {"messages": MESSAGES, "reasoning_budget_tokens": 12}
