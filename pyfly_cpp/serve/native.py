@@ -114,7 +114,7 @@ class _Text:
         self._records.add(out)
         out.update(self._records.whole())
         wanted = self._owner.body.get("response_fields")
-        return out if wanted is None else {path: value for path in wanted if (value := _at(out, path)) is not None}
+        return {path: value for path in wanted if (value := _at(out, path)) is not None} if wanted else out
 
     def _told(self, piece: Piece) -> dict[str, Any]:
         return {

@@ -83,6 +83,7 @@ def test_fields_that_an_answer_lacks_are_left_out(server):
     fields = ["", "x", "timings/x", "content", "generation_settings/n_predict"]
     got = server.post("/completion", prompt=PROMPT, n_predict=1, response_fields=fields).json()
     assert got.keys() == {"content", "generation_settings/n_predict"}
+    assert "content" in server.post("/completion", prompt=PROMPT, n_predict=1, response_fields=[]).json()
 
 
 def test_the_stop_string_and_the_time_of_a_text_that_is_held_back(server, batch):
