@@ -75,7 +75,7 @@ class Tools:
         if self.is_native:
             wanted = list(self.functions.values()) if self.choice != "none" else []
             return messages, [{"type": "function", "function": function} for function in wanted] or None
-        out = [_as_text(message) for message in messages]
+        out = _as_texts(messages)
         if self.functions and self.choice != "none":
             if out[0]["role"] == "system":
                 out[0] = {**out[0], "content": f"{out[0]['content']}\n\n{self._description()}"}
@@ -205,9 +205,23 @@ def new_call(name: str, arguments: str) -> Call:
     return Call(f"call_{uuid.uuid4().hex[:24]}", name, arguments)
 
 
+def _as_texts(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages for a template that knows no tools. Results are the user's: with what follows them they are one message,
+    as many templates refuse two in a row."""
+    out: list[dict[str, Any]] = []
+    is_after_result = False
+    for message in messages:
+        text = _as_text(message)
+        if is_after_result and text["role"] == "user":
+            out[-1] = {**out[-1], "content": f"{out[-1]['content']}\n{text['content']}"}
+        else:
+            out.append(text)
+        is_after_result = text["role"] == "user" and (message["role"] == "tool" or is_after_result)
+    return out
+
+
 def _as_text(message: dict[str, Any]) -> dict[str, Any]:
-    """A message for a template that knows no tools."""
-    if message["role"] in ("tool", "function"):
+    if message["role"] == "tool":
         return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
     calls = message.get("tool_calls")
     if not calls:

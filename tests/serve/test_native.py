@@ -208,6 +208,22 @@ def test_arguments_are_an_object_unless_a_template_takes_texts(batch):
             assert prompt == {"c": "x", "'": ' {"a": "x"}'}[written[0]]
 
 
+def test_results_of_calls_where_a_template_knows_no_tools(batch):
+    """They are the user's, who does not speak twice in a row."""
+    calls = [{"id": i, "function": {"name": "f", "arguments": "{}"}} for i in "12"]
+    results = [{"role": "tool", "tool_call_id": i, "content": f"result {i}"} for i in "12"]
+    messages = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": calls}, *results, *MESSAGES]
+    template = (
+        "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles') }}"
+        "{% endif %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    )
+    with running(batch, chat_template=template) as server:
+        prompt = server.post("/apply-template", messages=messages).json()["prompt"]
+        *_, last = prompt.split("user: ")
+        assert prompt.count("user: ") == 2 and "result 1" in last and "result 2" in last
+        assert last.endswith(f"{MESSAGES[0]['content']}\n")
+
+
 def test_names_and_seed(batch):
     assert "command-r" in built_in()
     with running(batch, aliases=("other",), tags=("small",), seed=7) as server:
