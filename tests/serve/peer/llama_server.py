@@ -27,7 +27,9 @@ _VALUES = {
 }  # fmt: skip
 _SWITCHES = {
     "--embedding": "--embeddings",
-    **dict.fromkeys(("--offline", "--cont-batching", "--jinja", "--no-jinja", "--slots", "--no-slots", "--verbose")),
+    **dict.fromkeys(
+        ("--offline", "--cont-batching", "--jinja", "--no-jinja", "--slots", "--no-slots", "--verbose", "--metrics")
+    ),
 }
 
 

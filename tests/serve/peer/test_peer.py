@@ -12,9 +12,26 @@ if not all(importlib.util.find_spec(name) for name in ("requests", "openai", "gg
 
 from expected import EXPECTED, MODEL, reason_of
 from generator import Missing
-from suite import FILES, ROOT, prepare, run
+from suite import FILES, LARGE, LEFT_OUT, ROOT, count, prepare, run
 
 pytestmark = pytest.mark.peer
+
+
+def left_out(counts: dict[str, int], results: dict[str, str]) -> str:
+    """What docs/design/serving.md shows of the tests that are not run."""
+    n_run = Counter(name.partition("::")[0] for name in results)
+    rest = {file: counts[file] - n_run[file] for file in counts}
+    named = "; ".join(f"{ {**LEFT_OUT, **LARGE}[file] } ({n})" for file, n in rest.items() if n)
+    n = sum(counts.values())
+    return f"Of its {n} tests in {len(counts)} files, {sum(n_run.values())} in {len(n_run)} are run. Left out: {named}."
+
+
+def test_every_file_of_the_suite_is_run_or_left_out_for_a_reason(tmp_path):
+    try:
+        tests = prepare(tmp_path)
+    except Missing as missing:
+        pytest.skip(str(missing))
+    assert not FILES.keys() & LEFT_OUT.keys() and FILES.keys() | LEFT_OUT.keys() == count(tmp_path, tests).keys()
 
 
 def table(results: dict[str, str]) -> str:
@@ -47,4 +64,6 @@ def test_llama_cpps_own_tests(tmp_path):
     assert len(results) > 150
     surprises = {name: why or "passes" for name, why in results.items() if bool(why) != bool(reason_of(name))}
     assert not surprises
-    assert table(results) in (ROOT / "docs" / "design" / "serving.md").read_text(encoding="utf-8"), table(results)
+    page = (ROOT / "docs" / "design" / "serving.md").read_text(encoding="utf-8")
+    for text in (table(results), left_out(count(tmp_path, tests), results)):
+        assert text in page, text
