@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 
 import pytest
 from serving import EXACT, no_end, running, until, until_ended
@@ -79,6 +80,28 @@ def test_the_clients_package_takes_comments_and_late_errors(narrow):
         with pytest.raises(openai.APIError, match="shutting down"):
             list(stream)
         first.close()
+
+
+@pytest.mark.clients
+def test_anthropics_package_takes_comments_and_late_errors(narrow):
+    anthropic = pytest.importorskip("anthropic")
+    with running(narrow, limits=Limits(max_tokens=16000, silent_seconds=0.1), grace=0.1) as server:
+        client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+        body = {"model": "any", "messages": SAID, "stream": True, "max_tokens": 3}
+        for is_stopped in (False, True):
+            endless = {"prompt": "A", "max_tokens": 16000, "logit_bias": no_end(narrow), "stream": True}
+            first = connected(server, endless)
+            until(lambda: server.service.turns.running == 1)
+            stream = client.messages.create(**body)
+            assert next(iter(stream)).type == "message_start"  # while it waits
+            time.sleep(0.3)
+            if is_stopped:
+                server.server.should_exit = True
+                with pytest.raises(anthropic.APIError, match="shutting down"):
+                    list(stream)
+            first.close()
+            if not is_stopped:
+                assert list(stream)[-1].type == "message_stop"
 
 
 @pytest.mark.parametrize("path", list(BODIES))
