@@ -123,10 +123,10 @@ def test_many_clients(child, alone, capsys):
     process, url = child
     expected = [alone.create_completion(**body)["choices"][0]["text"] for body in BODIES]
     choose = random.Random(1)
-    asyncio.run(load(url, expected, N_REQUESTS // 4, choose))  # caches are filled
+    bodies = random.Random(2).sample(hostile(0), N_HOSTILE)
+    asyncio.run(load(url, expected, N_REQUESTS // 4, choose, bodies))  # caches are filled, threads have begun
     before, n_before = memory_of(process), (number_of(process, "Threads"), n_files(process))
     tokens_before, counted = tokens_of(url), requests_of(url)
-    bodies = random.Random(2).sample(hostile(0), N_HOSTILE)
     begun = time.monotonic()
     finished, first, between = asyncio.run(load(url, expected, N_REQUESTS, choose, bodies))
     seconds = time.monotonic() - begun
