@@ -18,8 +18,8 @@ from typing import Any
 _MOST_SENT = 2
 """Times that a constraint is sent: the process may have ended by something else."""
 _LONGEST_PAUSE = 60.0
-_PATIENCE = 20 if hasattr(os, "fork") else 1
-"""Seconds that are waited for each second of processor time."""
+_PATIENCE = 50.0
+"""Seconds that are waited for a reader, which may have to wait for others: less than proxies wait for a head."""
 
 
 class Unavailable(RuntimeError):
@@ -91,9 +91,10 @@ class GrammarReaders:
         asked = self._asked[number] = _Asked(line, asyncio.get_running_loop().create_future())
         self._send(asked)
         try:
-            done, _ = await asyncio.wait({asked.answer}, timeout=seconds * _PATIENCE)
-            if not done and not hasattr(os, "fork"):
-                self._end()  # it is the only one who can be too slow
+            is_forked = hasattr(os, "fork")
+            done, _ = await asyncio.wait({asked.answer}, timeout=max(_PATIENCE, seconds) if is_forked else seconds)
+            if not done and not is_forked:
+                self._end()  # it has no limit of its own
                 return {"error": "takes too long to read; make it simpler"}
             if not done:
                 return {"error": "was not read in time; try again later", "passes": True}
