@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -66,6 +67,33 @@ def test_python_runs(block, tmp_path, monkeypatch, tiny_target, tiny_draft):
     fill(tmp_path)
     monkeypatch.chdir(tmp_path)
     exec(compile(block.text, str(block), "exec"), {"__name__": "__main__"})
+
+
+def test_type_checkers_accept_the_python(tmp_path):
+    """As somebody's own code, with mypy's usual settings."""
+    pytest.importorskip("mypy")
+    written = {}
+    for i, block in enumerate(all_blocks("python")):
+        file = tmp_path / f"block_{i}.py"
+        file.write_text(block.text, encoding="utf-8")
+        written[file.name] = block
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text(
+        "from pyfly_cpp import FlyLlama\n"
+        "llm = FlyLlama('x.gguf')\n"
+        "llm.create_chat_completion(messages=[], max_token=5)\n"
+        "llm('x', temperature='hot')\n"
+    )
+    cache = ROOT / ".mypy_cache" / "documents"  # the first run takes a quarter of a minute
+    options = ["--config-file=", f"--cache-dir={cache}", "--follow-imports=silent", "--ignore-missing-imports"]
+    options += ["--no-error-summary", "--python-executable", sys.executable]
+    environment = {**os.environ, "MYPYPATH": str(ROOT)}
+    command = [sys.executable, "-m", "mypy", *options, *sorted(written), wrong.name]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    lines = [line for line in done.stdout.splitlines() if ": error:" in line]
+    found = [f"{written[line.partition(':')[0]]} {line}" for line in lines if not line.startswith(wrong.name)]
+    assert not found and not done.stderr, "\n".join([*found, done.stderr])
+    assert [line.split(":")[1] for line in lines] == ["3", "4"], done.stdout  # what it should find
 
 
 @pytest.mark.parametrize("block", [b for b in all_blocks("python") if b.marker == "not-run"], ids=str)

@@ -72,7 +72,7 @@ class PromptLookup(OwnDrafter):
     memory_file: _Path | None = None
     """Where these answers are kept when the model is closed, for the next run; for one vocabulary."""
 
-    texts: tuple[_Path, ...] = ()
+    texts: Sequence[_Path] = ()
     """Files in UTF-8, and folders of them, to search. They are read when the drafter is opened."""
 
     def __post_init__(self) -> None:
