@@ -18,8 +18,8 @@ More gates are in `pyfly_cpp.decoding.gates`, counters and traces (`Stats`, `Rec
 `pyfly_cpp.engine.stats`, the handle of a request in `pyfly_cpp.batch.handles`.
 """
 
-import sys
-from pathlib import Path
+import sys as _sys
+from pathlib import Path as _Path
 
 from pyfly_cpp.errors import BusyError, ContextFullError, PyflyError, VersionMismatchError
 
@@ -45,9 +45,9 @@ try:
     from pyfly_cpp.machine import kernels
 except (VersionMismatchError, KeyboardInterrupt) as error:
     # Our own commands cannot catch it: Python imports this file before theirs. `-m` stands there while it does.
-    if Path((sys.argv or [""])[0]).stem not in ("pyfly-cpp", "-m"):
+    if _Path((_sys.argv or [""])[0]).stem not in ("pyfly-cpp", "-m"):
         raise
-    sys.exit(130 if isinstance(error, KeyboardInterrupt) else f"Error: {error}")
+    _sys.exit(130 if isinstance(error, KeyboardInterrupt) else f"Error: {error}")
 
 __all__ = [  # noqa: RUF022 - the API pages begin with what most people use
     "FlyLlama",

@@ -18,6 +18,7 @@ from typing import Any, TypeVar, Union
 
 from pyfly_cpp.batch.handles import Handle
 from pyfly_cpp.decoding import OF_REQUEST, Decoding
+from pyfly_cpp.decoding.drafters import require_drafters
 from pyfly_cpp.engine.arguments import require_fitting, require_names
 from pyfly_cpp.engine.feed import Feed
 from pyfly_cpp.engine.prompting import chat_handler
@@ -95,6 +96,18 @@ class FlyBatch:
         )
         self._seeding = threading.Lock()
         self._finalizer = weakref.finalize(self, self._stepper.close)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_") and type(self) is FlyBatch:
+            where = "to submit() or FlyBatch()" if name in (*OF_REQUEST, "trace") else "to FlyBatch()"
+            raise ValueError(f"{name!r} cannot be set on a FlyBatch that is loaded; give it {where}.")
+        super().__setattr__(name, value)
+
+    def __repr__(self) -> str:
+        llama = self._llama
+        name = os.path.basename(llama.model_path)
+        drafters = ", ".join(map(str, require_drafters(llama.drafter))) or "no drafter"
+        return f"<FlyBatch {name}: {self.n_parallel} requests of {self.n_ctx} tokens, {drafters}, gate {llama.gate}>"
 
     # ---- Requests ----------------------------------------------------------------------------------------------------
 

@@ -48,6 +48,9 @@ class Handle:
         self._response = response
         weakref.finalize(self, _cancel, feed, steps, stepper, "nobody kept the handle.").atexit = False
 
+    def __repr__(self) -> str:
+        return f"<Handle of a request that {'has ended' if self.feed.future.done() else 'waits or runs'}>"
+
     def result(self, timeout: float | None = None) -> Any:
         """Waits for the end: the response, as `create_completion` or `create_chat_completion` return it; with
         stream=True, and after `write`, the list of its chunks or pieces.

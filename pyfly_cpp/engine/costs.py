@@ -23,9 +23,9 @@ import llama_cpp
 from pyfly_cpp import _native
 from pyfly_cpp.decoding.drafters import Drafter, OwnDrafter
 from pyfly_cpp.errors import PyflyError
-from pyfly_cpp.machine.cache import cache_folder
+from pyfly_cpp.machine.cache import cache_folder, keeping
 from pyfly_cpp.machine.devices import devices
-from pyfly_cpp.machine.files import OutputError, file_identity, write_atomically
+from pyfly_cpp.machine.files import file_identity, write_atomically
 from pyfly_cpp.models.named import model_file
 
 VARIABLE = "PYFLY_COSTS"
@@ -158,7 +158,7 @@ def _expect_kept(batch: _native.Batch, setup: dict[str, Any]) -> _Kept | None:
 
 def _keep(kept: _Kept, setup: dict[str, Any]) -> None:
     """If it cannot be kept, it is measured again the next time."""
-    with contextlib.suppress(OSError, RuntimeError, OutputError):
+    with keeping():
         path = _file(setup)
         path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps({"setup": setup, "times": kept.times, "costs": kept.costs._asdict()}, indent=1)

@@ -232,8 +232,8 @@ class FlyLlama(CompletingLlama):
 
     def __repr__(self) -> str:
         drafters = ", ".join(map(str, require_drafters(self.drafter))) or "no drafter"
-        name = os.path.basename(self.model_path)
-        return f"<{type(self).__name__} {name}: {self._n_ctx} tokens of context, {drafters}, gate {self.gate}>"
+        name, closed = os.path.basename(self.model_path), ", closed" if self._access.is_closed else ""
+        return f"<{type(self).__name__} {name}: {self._n_ctx} tokens of context, {drafters}, gate {self.gate}{closed}>"
 
     # ---- Settings that can change between requests -------------------------------------------------------------------
 

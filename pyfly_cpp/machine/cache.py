@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import sys
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
+
+from pyfly_cpp.machine.files import OutputError
 
 
 def user_cache() -> Path:
@@ -23,6 +29,27 @@ def user_cache() -> Path:
 def cache_folder() -> Path:
     """The folder for files that can be made again: `pyfly-cpp` in `user_cache`, which may raise. It need not exist."""
     return user_cache() / "pyfly-cpp"
+
+
+@functools.cache
+def _warn_unwritable() -> None:
+    """Warns, once in a process."""
+    variable = {"win32": "LOCALAPPDATA", "darwin": "HOME"}.get(sys.platform, "XDG_CACHE_HOME")
+    warnings.warn(
+        f"what was measured cannot be kept in the cache folder, so it is measured again at every start; set {variable} "
+        "to a folder that can be written.",
+        RuntimeWarning,
+        stacklevel=4,
+    )
+
+
+@contextlib.contextmanager
+def keeping() -> Iterator[None]:
+    """Around writing to the cache folder: if that fails, warns once in a process, and goes on."""
+    try:
+        yield
+    except (OSError, RuntimeError, OutputError):
+        _warn_unwritable()
 
 
 def state_folder() -> Path:

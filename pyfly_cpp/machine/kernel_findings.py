@@ -24,9 +24,9 @@ import llama_cpp
 
 from pyfly_cpp import _native
 from pyfly_cpp.errors import NativeError
-from pyfly_cpp.machine.cache import cache_folder
+from pyfly_cpp.machine.cache import cache_folder, keeping
 from pyfly_cpp.machine.extra_buffers import cpu_model
-from pyfly_cpp.machine.files import OutputError, only_writer, write_atomically
+from pyfly_cpp.machine.files import only_writer, write_atomically
 
 ATTENTION = -1
 """Among operations, which are `ggml_type`s else: the products of such weights."""
@@ -231,7 +231,7 @@ def _found_in(entry: Any) -> Found | None:
 
 def _keep(key: str, found: Found) -> None:
     """If it cannot be kept, the next process tries again."""
-    with contextlib.suppress(OSError, RuntimeError, OutputError):
+    with keeping():
         entries = {**_read(), key: found}
         _path().parent.mkdir(parents=True, exist_ok=True)
         write_atomically(_path(), json.dumps({name: entry._asdict() for name, entry in entries.items()}, indent=2))

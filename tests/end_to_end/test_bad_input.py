@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import math
 import os
 import re
@@ -22,6 +23,7 @@ from gguf_edit import edit_gguf, other_token, with_nan, with_padding, without_vo
 from heads import EAGLE3, error_in_subprocess
 from llama_cpp import LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
 
+import pyfly_cpp
 from pyfly_cpp import BusyError, ContextFullError, DraftModel, Entropy, FlyBatch, FlyLlama, Margin, PromptLookup, Window
 from pyfly_cpp.decoding.presets import load_preset
 from pyfly_cpp.errors import IncompatibleDraftError, NativeError, NotFiniteError
@@ -411,6 +413,28 @@ def test_subclasses_have_attributes_of_their_own(tiny_target):
         assert (llm.notes, llm.more) == ("mine", 2)
         with pytest.raises(ValueError, match="Did you mean 'gate'"):
             llm.gaet = "exact"
+
+
+def test_attributes_of_a_batch(tiny_target):
+    """They would have set nothing."""
+    with FlyBatch(tiny_target, 2, **OPTIONS) as batch:
+        for name, where in (("gate", r"submit\(\)"), ("drafter", r"FlyBatch\(\)"), ("gaet", r"FlyBatch\(\)")):
+            with pytest.raises(ValueError, match=f"'{name}' cannot be set on a FlyBatch that is loaded; .*{where}"):
+                setattr(batch, name, "exact")
+        assert "2 requests of 256 tokens" in repr(batch) and "gate exact" in repr(batch)
+        handle = batch.submit("Tom", max_tokens=2)
+        handle.result()
+        assert "has ended" in repr(handle)
+    with closing(FlyLlama(tiny_target, **OPTIONS)) as llm:
+        assert "closed" not in repr(llm)
+    assert "closed" in repr(llm)
+
+
+def test_the_package_shows_its_own_names_alone():
+    public = {name for name in dir(pyfly_cpp) if not name.startswith("_")}
+    modules = {name for name in public if inspect.ismodule(getattr(pyfly_cpp, name))}
+    assert public - modules - {"VersionMismatchError"} == set(pyfly_cpp.__all__) - modules
+    assert all(getattr(pyfly_cpp, name).__name__.startswith("pyfly_cpp.") for name in modules)
 
 
 CHAT = [{"role": "user", "content": "Tom has 3 apples"}]

@@ -13,6 +13,7 @@ from heads import EAGLE3, HYBRID
 from pyfly_cpp import MTP, DraftModel, Eagle3, FlyBatch, FlyLlama, PromptLookup, _native
 from pyfly_cpp.engine.costs import VARIABLE, _describe
 from pyfly_cpp.errors import NativeError
+from pyfly_cpp.machine import cache
 
 OPTIONS = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
 PROMPT = [260, 87, 395, 77, 260, 87]
@@ -298,9 +299,11 @@ def test_a_damaged_file_is_measured_anew(load, measured, tmp_path):
 
 def test_a_cache_that_cannot_be_used_is_no_error(load, measured, tmp_path, monkeypatch):
     (tmp_path / "cache").write_text("a file where the folder would be")
-    load()
-    answer(load())
-    assert len(measured) == 2
+    cache._warn_unwritable.cache_clear()
+    with pytest.warns(RuntimeWarning, match=r"cannot be kept in the cache folder.*; set \w+ to a folder") as told:
+        load()
+        answer(load())
+    assert len(measured) == 2 and len(told) == 1, "it is told once"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr("pathlib.Path.home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
     load()
