@@ -71,11 +71,11 @@ def test_same_as_the_base_class(case_name, drafter, target, tmp_path, lora):
         options["lora_path"] = lora
     if case_name not in _base_results:
         base = llama_cpp.Llama(target, **options, **only_base)
-        base.tmp_path = tmp_path / "base"
+        base._tmp_path = tmp_path / "base"
         _base_results[case_name] = plain(function(base))
         base.close()
     fly = FlyLlama(target, **options, **drafter)
-    fly.tmp_path = tmp_path / "fly"
+    fly._tmp_path = tmp_path / "fly"
     try:
         assert_same(plain(function(fly)), _base_results[case_name])
     finally:
@@ -440,7 +440,7 @@ def ram_cache(llm):
 
 @case()
 def disk_cache(llm):
-    llm.set_cache(LlamaDiskCache(str(llm.tmp_path)))
+    llm.set_cache(LlamaDiskCache(str(llm._tmp_path)))
     answers = [llm(p, max_tokens=20, temperature=0) for p in (PROMPT, SHORT, PROMPT, PROMPT + " How")]
     return [*answers, list(llm(SHORT, max_tokens=20, temperature=0, stream=True))]
 
