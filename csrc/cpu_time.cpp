@@ -41,13 +41,13 @@ double process_cpu_us() {
 
 #ifdef __linux__
 
-std::optional<double> unused_cpu_us() {
+std::optional<UnusedCpu> unused_cpu() {
     cpu_set_t allowed;
     const std::unique_ptr<std::FILE, int (*)(std::FILE *)> file(std::fopen("/proc/stat", "re"), std::fclose);
     if (!file || sched_getaffinity(0, sizeof(allowed), &allowed) != 0) {
         return std::nullopt;
     }
-    double ticks = 0.0;
+    double idle_ticks = 0.0, low_ticks = 0.0;
     int n_cpus = 0;
     char line[256];
     while (std::fgets(line, sizeof(line), file.get())) {
@@ -56,19 +56,34 @@ std::optional<double> unused_cpu_us() {
         if (std::sscanf(line, "cpu%d %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64, &cpu, &user, &nice,
                         &system, &idle, &iowait) == 6) {
             if (cpu < CPU_SETSIZE && CPU_ISSET(cpu, &allowed)) {
-                ticks += static_cast<double>(nice + idle + iowait);
+                idle_ticks += static_cast<double>(idle + iowait);
+                low_ticks += static_cast<double>(nice);
                 n_cpus++;
             }
         } else if (n_cpus > 0) {
             break; // the long lines of interrupts come after the CPUs
         }
     }
-    return n_cpus > 0 ? std::optional(ticks * 1e6 / static_cast<double>(sysconf(_SC_CLK_TCK))) : std::nullopt;
+    if (n_cpus == 0) {
+        return std::nullopt;
+    }
+    const double us_per_tick = 1e6 / static_cast<double>(sysconf(_SC_CLK_TCK));
+    return UnusedCpu{idle_ticks * us_per_tick, low_ticks * us_per_tick};
+}
+
+std::optional<int32_t> n_runnable() {
+    const std::unique_ptr<std::FILE, int (*)(std::FILE *)> file(std::fopen("/proc/loadavg", "re"), std::fclose);
+    int n = 0;
+    return file && std::fscanf(file.get(), "%*f %*f %*f %d/", &n) == 1 ? std::optional<int32_t>(n) : std::nullopt;
 }
 
 #else
 
-std::optional<double> unused_cpu_us() {
+std::optional<UnusedCpu> unused_cpu() {
+    return std::nullopt;
+}
+
+std::optional<int32_t> n_runnable() {
     return std::nullopt;
 }
 

@@ -24,7 +24,7 @@ double microseconds(Clock::duration time) {
 
 ThreadPool::ThreadPool(Size size) : size_(size) {
     if (size.is_adaptive) {
-        policy_.emplace(size.is_batch_adaptive ? std::max(size.n, size.n_batch) : size.n, unused_cpu_us().has_value());
+        policy_.emplace(size.is_batch_adaptive ? std::max(size.n, size.n_batch) : size.n, unused_cpu().has_value());
     }
     // Looked up, not linked: builds with loadable backends have no ggml-cpu library to link to.
     ggml_backend_dev_t device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
@@ -98,15 +98,24 @@ void ThreadPool::run(llama_context * context, int32_t n_rows, const std::functio
     look_at_cores(ended, cpu_ended);
 }
 
+// CPU time between two looks that this process could have had; n_own: its threads that run now, or spin. What processes
+// of low priority used counts if there is at most one on a core: of many, each takes its share (of nice 10, seven on a
+// core take two fifths of it).
+double ThreadPool::unused_us(const UnusedCpu & before, const UnusedCpu & after, int32_t n_own) const {
+    const int32_t n_others = n_runnable().value_or(0) - n_own;
+    const double low_priority_us = n_others <= policy_->n_max() ? after.low_priority_us - before.low_priority_us : 0.0;
+    return after.idle_us - before.idle_us + low_priority_us;
+}
+
 // A prompt that all cores read although others keep some of them busy takes many times as long, and may be a single
 // evaluation: nothing is learned in time.
 void ThreadPool::begin_with_free_cores() {
     const Clock::time_point began = Clock::now();
-    const std::optional<double> before = policy_->n_max() > 1 ? unused_cpu_us() : std::nullopt;
+    const std::optional<UnusedCpu> before = policy_->n_max() > 1 ? unused_cpu() : std::nullopt;
     if (before) {
         std::this_thread::sleep_for(first_look);
-        if (const std::optional<double> after = unused_cpu_us()) {
-            policy_->begin_with((*after - *before) / microseconds(Clock::now() - began));
+        if (const std::optional<UnusedCpu> after = unused_cpu()) {
+            policy_->begin_with(unused_us(*before, *after, 1) / microseconds(Clock::now() - began));
         }
     }
 }
@@ -116,18 +125,19 @@ void ThreadPool::look_at_cores(Clock::time_point now, double cpu_us) {
     if (!policy_->wants_cores() || now - looked_at_ < least_interval) {
         return;
     }
-    const std::optional<double> unused_us = unused_cpu_us();
-    if (!unused_us) {
+    const std::optional<UnusedCpu> unused = unused_cpu();
+    if (!unused) {
         looked_at_ = {};
         return;
     }
     if (now - looked_at_ <= longest_interval) {
-        const double n_cores = (cpu_us - cpu_us_ + *unused_us - unused_us_) / microseconds(now - looked_at_);
+        const double n_cores =
+            (cpu_us - cpu_us_ + unused_us(unused_, *unused, policy_->n_threads())) / microseconds(now - looked_at_);
         policy_->observe_cores(std::clamp(n_cores, 0.0, static_cast<double>(policy_->n_max()))); // CPUs come and go
     }
     looked_at_ = now;
     cpu_us_ = cpu_us;
-    unused_us_ = *unused_us;
+    unused_ = *unused;
 }
 
 } // namespace pyfly

@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 
+#include "cpu_time.h"
 #include "ggml-cpu.h"
 #include "llama.h"
 #include "thread_policy.h"
@@ -41,6 +42,7 @@ class ThreadPool {
 
   private:
     ggml_threadpool_t pool(int32_t n) const;
+    double unused_us(const UnusedCpu & before, const UnusedCpu & after, int32_t n_own) const;
     void begin_with_free_cores();
     void look_at_cores(std::chrono::steady_clock::time_point now, double cpu_us);
 
@@ -55,7 +57,8 @@ class ThreadPool {
 
     // The last look at what the machine had left.
     std::chrono::steady_clock::time_point looked_at_ = {};
-    double cpu_us_ = 0.0, unused_us_ = 0.0;
+    double cpu_us_ = 0.0;
+    UnusedCpu unused_ = {};
 };
 
 } // namespace pyfly

@@ -135,11 +135,13 @@ def test_a_busy_machine_is_told():
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux") or physical_cores() < 2, reason="nobody says which are free")
-def test_a_busy_machine_is_begun_with_its_free_cores(tiny_target):
+@pytest.mark.parametrize("n_each, nice", [(1, 0), (4, 10)])  # many of low priority take a part of each core
+def test_a_busy_machine_is_begun_with_its_free_cores(tiny_target, n_each, nice):
     """A prompt may be a single evaluation, which all cores read many times as slowly beside others."""
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(physical_cores())]
+    code = f"import os; os.nice({nice})\nwhile True: pass"
+    busy = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(n_each * physical_cores())]
     try:
-        time.sleep(0.2)
+        time.sleep(0.5)
         llm = load(tiny_target)
         assert llm.create_completion("Tom has 3 apples", max_tokens=1)["choices"]
         assert llm.stats.threads.n < physical_cores() and llm.stats.threads.changes == 0
