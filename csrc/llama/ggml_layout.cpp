@@ -173,8 +173,8 @@ bool has_known_base() {
 
 // Whether there is a structure of ggml's where an argument points to: on the stack of this thread.
 bool is_on_stack(uintptr_t address) {
-    const char here = 0;
-    const uintptr_t distance = address > number(&here) ? address - number(&here) : number(&here) - address;
+    const uintptr_t here = number(__builtin_frame_address(0)),
+                    distance = address > here ? address - here : here - address;
     return distance < (uintptr_t{1} << 20) && address % alignof(void *) == 0;
 }
 

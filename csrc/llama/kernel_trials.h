@@ -12,7 +12,7 @@ struct KernelTrial {
     double us;    // the shortest time, microseconds
 };
 
-// How often, with how many rows and threads, and whether with packed weights, which needs PackedBuffers::install().
+// How often, with how many rows and threads, and whether with packed weights, which needs PackedBuffers::enable().
 struct TrialSetup {
     int32_t n_rows, n_threads, n_repeats;
     bool is_ours;
