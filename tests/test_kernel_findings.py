@@ -115,6 +115,13 @@ def test_without_a_program_nothing_is_tried(program, monkeypatch):
     assert "no process" in findings.find().why_not
 
 
+def test_the_program_finds_what_this_process_imports(program, tmp_path, monkeypatch):
+    (tmp_path / "only_here.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    program("import only_here", RIGHT, says(slower=[]))
+    assert findings.find().used == set(ALL)
+
+
 def test_a_layout_that_is_not_known_is_kept(program):
     program(says(why_not="the structures are not known"))
     with pytest.warns(RuntimeWarning, match="not known"):

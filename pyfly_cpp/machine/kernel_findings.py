@@ -144,7 +144,8 @@ def _tried(operations: Sequence[int]) -> Found:
     command = [sys.executable, *_PROGRAM, *map(str, operations)]
     code: int | None
     try:
-        environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}
+        where = os.pathsep.join(filter(None, sys.path))  # a program may have put the package there itself
+        environment = {**os.environ, "GGML_NO_BACKTRACE": "1", "PYTHONPATH": where}
         done = subprocess.run(
             command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS, check=False
         )
