@@ -351,18 +351,22 @@ pyfly_status pyfly_kernels_leave_out(const char * buffer_type, pyfly_error * err
 /* Types that there are kernels for: of ggml type t the bit 1 << t. 0 where there is no instruction set for them. */
 uint64_t pyfly_kernels_types(void);
 
-/* Models that are loaded on this thread before pyfly_kernels_restore have weights of these types packed, where the
- * shape allows it, and no others. Nothing is packed without pyfly_kernels_enable. */
+/* What models get that are loaded: bit 1 << t packs weights of ggml type t, where the shape allows it. Attention to
+ * caches in F16 is ours, too, where its queries are products of such weights; it needs contexts with flash attention.
+ * Locked: packed weights are kept from being swapped out. A model keeps what it was loaded with. */
+#define PYFLY_KERNELS_ATTENTION 0x8000000000000000
+#define PYFLY_KERNELS_LOCKED 0x4000000000000000
+
+/* For models that are loaded on this thread before pyfly_kernels_restore: this, and nothing else. Nothing is packed
+ * without pyfly_kernels_enable. */
 typedef struct pyfly_kernels_taking pyfly_kernels_taking;
-pyfly_kernels_taking * pyfly_kernels_take(uint64_t types);
-void pyfly_kernels_restore(pyfly_kernels_taking * taking); /* on the same thread, in reverse order */
+pyfly_kernels_taking * pyfly_kernels_take(uint64_t what);
+
+/* On the same thread, in reverse order. Returns the bytes of packed weights that the system refused to lock. */
+size_t pyfly_kernels_restore(pyfly_kernels_taking * taking);
 
 /* The same for all other models of the process from now on, also those that somebody else loads. */
-void pyfly_kernels_take_everywhere(uint64_t types);
-
-/* Whether attention to caches in F16 is ours, too, where its queries are products of packed weights: for the whole
- * process, from now on. At first it is not. It needs pyfly_kernels_enable, and contexts with flash attention. */
-void pyfly_kernels_take_attention(int32_t is_taken);
+void pyfly_kernels_take_everywhere(uint64_t what);
 
 /* What an operation by the CPU backend gave. */
 typedef struct pyfly_kernels_trial {
@@ -378,8 +382,7 @@ typedef struct pyfly_kernels_trial {
 pyfly_status pyfly_kernels_try(int32_t type, int64_t n_out, int32_t n_rows, int32_t n_threads, int32_t n_repeats,
                                int32_t is_ours, pyfly_kernels_trial * out, pyfly_error * error);
 
-/* The last n_rows of n_cells tokens attend to all before them, likewise: eight heads of 128, in two groups. While it
- * runs, pyfly_kernels_take_attention(is_ours) holds. */
+/* The last n_rows of n_cells tokens attend to all before them, likewise: eight heads of 128, in two groups. */
 pyfly_status pyfly_kernels_try_attention(int64_t n_cells, int32_t n_rows, int32_t n_threads, int32_t n_repeats,
                                          int32_t is_ours, pyfly_kernels_trial * out, pyfly_error * error);
 
@@ -396,7 +399,7 @@ typedef struct pyfly_draft_model_config {
     int32_t flash_attn;      /* 0: off; 1: on; -1: where the backend has it */
     int32_t offload_kqv;     /* 0 or 1 */
     int32_t use_extra_bufts; /* 1: the CPU may repack weights, for AMX and others; 0: it may not */
-    uint64_t kernel_types;   /* weights of these types are packed for our kernels, see pyfly_kernels_take */
+    uint64_t kernel_types;   /* what our kernels do for it, see pyfly_kernels_take */
     int32_t type_k;          /* ggml_type of the K cache; < 0: llama.cpp's default */
     int32_t type_v;          /* ggml_type of the V cache; < 0: llama.cpp's default */
     double p_min;            /* stop drafting when the draft's top probability falls under this, [0, 1] */

@@ -179,16 +179,20 @@ pyfly_status pyfly_kernels_leave_out(const char * buffer_type, pyfly_error * err
     });
 }
 
-pyfly_kernels_taking * pyfly_kernels_take(uint64_t types) {
-    return new pyfly_kernels_taking{pyfly::PackedBuffers::Taking(types)};
+pyfly_kernels_taking * pyfly_kernels_take(uint64_t what) {
+    static_assert(PYFLY_KERNELS_ATTENTION == pyfly::PackedBuffers::attention);
+    static_assert(PYFLY_KERNELS_LOCKED == pyfly::PackedBuffers::locked);
+    return new pyfly_kernels_taking{pyfly::PackedBuffers::Taking(what)};
 }
 
-void pyfly_kernels_restore(pyfly_kernels_taking * taking) {
+size_t pyfly_kernels_restore(pyfly_kernels_taking * taking) {
+    const size_t n_unlocked = taking->impl.n_unlocked;
     delete taking;
+    return n_unlocked;
 }
 
-void pyfly_kernels_take_everywhere(uint64_t types) {
-    pyfly::PackedBuffers::take_everywhere(types);
+void pyfly_kernels_take_everywhere(uint64_t what) {
+    pyfly::PackedBuffers::take_everywhere(what);
 }
 
 uint64_t pyfly_kernels_types(void) {
@@ -199,10 +203,6 @@ uint64_t pyfly_kernels_types(void) {
         }
     }
     return types;
-}
-
-void pyfly_kernels_take_attention(int32_t is_taken) {
-    pyfly::PackedBuffers::take_attention(is_taken != 0);
 }
 
 namespace {

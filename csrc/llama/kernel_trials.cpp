@@ -46,6 +46,7 @@ class Graph {
 
     // Makes room for all tensors; `matrix` is of weights().
     void allocate(const ggml_tensor * matrix, bool is_ours) {
+        const PackedBuffers::Taking taking(PackedBuffers::attention);
         const ggml_backend_buffer_type_t type = is_ours ? PackedBuffers::type() : PackedBuffers::stock_type(matrix);
         weight_buffer_.reset(ggml_backend_alloc_ctx_tensors_from_buft(weights(), type));
         rest_buffer_.reset(ggml_backend_alloc_ctx_tensors_from_buft(rest(), ggml_backend_cpu_buffer_type()));
@@ -106,18 +107,6 @@ struct Sum {
         const double error = std::abs(result - value) / std::max(magnitude, 1e-30);
         return std::isfinite(error) ? error : std::numeric_limits<double>::infinity();
     }
-};
-
-// Attention is ours, or not, while one lives.
-class AttentionTaken {
-  public:
-    explicit AttentionTaken(bool is_ours) : before_(PackedBuffers::take_attention(is_ours)) {}
-    ~AttentionTaken() { PackedBuffers::take_attention(before_); }
-    AttentionTaken(const AttentionTaken &) = delete;
-    AttentionTaken & operator=(const AttentionTaken &) = delete;
-
-  private:
-    bool before_;
 };
 
 } // namespace
@@ -200,7 +189,6 @@ KernelTrial try_attention(int64_t n_cells, const TrialSetup & setup) {
     write(k, keys);
     write(v, values);
     write(mask, halves(hidden));
-    const AttentionTaken taken(setup.is_ours);
     KernelTrial trial = {0.0, graph.compute(result, setup)};
 
     const std::vector<float> of_queries = read(queries), out = read(result);

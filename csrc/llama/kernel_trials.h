@@ -24,7 +24,7 @@ struct TrialSetup {
 KernelTrial try_product(kernels::WeightType type, int64_t n_out, const TrialSetup & setup);
 
 // The last n_rows of n_cells tokens attend to all before them: eight heads of 128 numbers, four of which share keys and
-// values. While it runs, attention is ours in the whole process, or nowhere. Throws likewise.
+// values. Throws likewise.
 KernelTrial try_attention(int64_t n_cells, const TrialSetup & setup);
 
 } // namespace pyfly

@@ -37,13 +37,31 @@ struct Library { // what of it is called
 } library;
 
 std::atomic<uint64_t> taken_everywhere = 0;
-thread_local std::optional<uint64_t> taken_here;
+thread_local PackedBuffers::Taking * taking_here = nullptr;
+
+uint64_t taken() {
+    return taking_here != nullptr ? taking_here->what : taken_everywhere.load();
+}
 
 BufferType * packed_type(); // null: not installed
 
 bool is_packed(const ggml_backend_buffer_t buffer) {
     return buffer != nullptr && reinterpret_cast<const Buffer *>(buffer)->type ==
                                     reinterpret_cast<ggml_backend_buffer_type_t>(packed_type());
+}
+
+// What a packed buffer has for its context, instead of the memory that a buffer of the CPU has there. It stays as it
+// was made: graphs are planned and computed by it.
+struct Content {
+    void * memory;
+    bool takes_attention;
+    bool is_locked;
+    void (*free)(ggml_backend_buffer_t buffer); // a buffer of the CPU
+};
+
+// Null for llama.cpp's empty buffer.
+const Content * content_of(const ggml_backend_buffer_t buffer) {
+    return static_cast<const Content *>(reinterpret_cast<const Buffer *>(buffer)->context);
 }
 
 WeightType type_of(const ggml_tensor * weights) {
@@ -260,14 +278,19 @@ class PackedTraits : public TensorTraits {
 
 CpuAttention attention;
 CellWriter cell_writer(attention.order);
-std::atomic<bool> takes_attention = false;
+std::atomic<size_t> n_attending = 0; // packed buffers that take attention
 
-// Whether these queries are products of packed weights: what they went through after that has them as its first source.
-bool come_of_packed_weights(const ggml_tensor * queries) {
+// Whether these queries are products of packed weights that take attention: what they went through after that has them
+// as its first source.
+bool are_attended(const ggml_tensor * queries) {
     while (queries != nullptr && queries->op != GGML_OP_MUL_MAT) {
         queries = queries->src[0];
     }
-    return queries != nullptr && is_packed(queries->src[0]->buffer);
+    if (queries == nullptr || !is_packed(queries->src[0]->buffer)) {
+        return false;
+    }
+    const Content * content = content_of(queries->src[0]->buffer);
+    return content != nullptr && content->takes_attention;
 }
 
 class PackedExtra : public ExtraBufferType {
@@ -280,17 +303,15 @@ class PackedExtra : public ExtraBufferType {
             return false;
         }
         // llama.cpp asks with an empty buffer where it would put weights.
-        return ggml_backend_buffer_get_size(weights->buffer) > 0 ||
-               (taken_here.value_or(taken_everywhere) >> weights->type & 1) != 0;
+        return ggml_backend_buffer_get_size(weights->buffer) > 0 || (taken() >> weights->type & 1) != 0;
     }
 
     TensorTraits * get_tensor_traits(const ggml_tensor * op) override {
-        if (op->op == GGML_OP_SET_ROWS) {
-            return takes_attention && CellWriter::is_write(op) ? &cell_writer : nullptr;
+        if (op->op == GGML_OP_SET_ROWS) { // it takes no work memory and computes nothing: any thread may see it, or not
+            return n_attending > 0 && CellWriter::is_write(op) ? &cell_writer : nullptr;
         }
         if (op->op == GGML_OP_FLASH_ATTN_EXT) {
-            const bool is_ours = takes_attention && come_of_packed_weights(op->src[0]) && CpuAttention::can_compute(op);
-            return is_ours ? &attention : nullptr;
+            return are_attended(op->src[0]) && CpuAttention::can_compute(op) ? &attention : nullptr;
         }
         const bool is_ours =
             (op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID) && is_packed(op->src[0]->buffer);
@@ -303,21 +324,29 @@ class PackedExtra : public ExtraBufferType {
 
 constexpr size_t worth_a_thread = size_t{1} << 20; // bytes
 
+// The panels of a tensor, and the rows of the file that each of them holds.
+struct Panels {
+    size_t n_in, n_out, n_each, n, row_bytes, packed_bytes; // n_each: of a matrix; n: of all
+
+    explicit Panels(const ggml_tensor * tensor)
+        : n_in(static_cast<size_t>(tensor->ne[0])), n_out(static_cast<size_t>(tensor->ne[1])),
+          n_each(kernels::n_panels(n_out)), n(n_each * static_cast<size_t>(tensor->ne[2])),
+          row_bytes(kernels::row_bytes(type_of(tensor), n_in)),
+          packed_bytes(kernels::panel_bytes(type_of(tensor), n_in)) {}
+
+    size_t first_row(size_t p) const { return p / n_each * n_out + p % n_each * kernels::panel; }
+    size_t n_rows(size_t p) const { return std::min<size_t>(kernels::panel, n_out - p % n_each * kernels::panel); }
+};
+
 void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
     GGML_ASSERT(offset == 0 && size == ggml_nbytes(tensor) && "packed weights are written as a whole");
-    const size_t n_in = static_cast<size_t>(tensor->ne[0]);
-    const size_t n_out = static_cast<size_t>(tensor->ne[1]), n_each = kernels::n_panels(n_out); // of a matrix
-    const size_t n_panels = n_each * static_cast<size_t>(tensor->ne[2]);
-    const size_t row_bytes = kernels::row_bytes(type_of(tensor), n_in);
-    const size_t packed_bytes = kernels::panel_bytes(type_of(tensor), n_in);
+    const Panels panels(tensor);
     std::atomic<size_t> next = 0;
     const auto pack = [&] {
-        for (size_t p = next++; p < n_panels; p = next++) {
-            const size_t first = p % n_each * kernels::panel; // of the matrix's rows
-            kernels::pack_panel(type_of(tensor), n_in,
-                                static_cast<const uint8_t *>(data) + (p / n_each * n_out + first) * row_bytes,
-                                std::min<size_t>(kernels::panel, n_out - first),
-                                static_cast<uint8_t *>(tensor->data) + p * packed_bytes);
+        for (size_t p = next++; p < panels.n; p = next++) {
+            kernels::pack_panel(type_of(tensor), panels.n_in,
+                                static_cast<const uint8_t *>(data) + panels.first_row(p) * panels.row_bytes,
+                                panels.n_rows(p), static_cast<uint8_t *>(tensor->data) + p * panels.packed_bytes);
         }
     };
     const size_t n_most = std::max<size_t>(std::thread::hardware_concurrency(), 1);
@@ -334,8 +363,28 @@ void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, 
     }
 }
 
-[[noreturn]] void get_tensor(ggml_backend_buffer_t, const ggml_tensor * tensor, void *, size_t, size_t) {
-    GGML_ABORT("packed weights such as '%s' cannot be read back; load the model with stock kernels", tensor->name);
+// What set_tensor() was given: llama.cpp saves models.
+void get_tensor(ggml_backend_buffer_t, const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
+    const Panels panels(tensor);
+    std::vector<uint8_t> rows(panels.row_bytes * kernels::panel);
+    for (size_t p = 0; p < panels.n; p++) {
+        const size_t first = panels.first_row(p) * panels.row_bytes, n = panels.n_rows(p) * panels.row_bytes;
+        const size_t begin = std::max(first, offset), end = std::min(first + n, offset + size);
+        if (begin < end) {
+            kernels::unpack_panel(type_of(tensor), panels.n_in,
+                                  static_cast<const uint8_t *>(tensor->data) + p * panels.packed_bytes,
+                                  panels.n_rows(p), rows.data());
+            std::memcpy(static_cast<uint8_t *>(data) + (begin - offset), rows.data() + (begin - first), end - begin);
+        }
+    }
+}
+
+void * get_base(ggml_backend_buffer_t buffer) {
+    return content_of(buffer)->memory;
+}
+
+void clear(ggml_backend_buffer_t buffer, uint8_t value) {
+    std::memset(get_base(buffer), value, ggml_backend_buffer_get_size(buffer));
 }
 
 const char * type_name(ggml_backend_buffer_type_t) {
@@ -364,17 +413,56 @@ void prefer_huge_pages(void * data, size_t size) {
 #endif
 }
 
+// Keeps memory from being swapped out. False where the system does not.
+bool lock([[maybe_unused]] void * data, [[maybe_unused]] size_t size) {
+#ifdef _WIN32
+    return false;
+#else
+    return mlock(data, size) == 0;
+#endif
+}
+
+void unlock([[maybe_unused]] void * data, [[maybe_unused]] size_t size) {
+#ifndef _WIN32
+    (void) munlock(data, size);
+#endif
+}
+
+void free_buffer(ggml_backend_buffer_t buffer) {
+    Buffer * own = reinterpret_cast<Buffer *>(buffer);
+    const Content content = *content_of(buffer);
+    delete content_of(buffer);
+    if (content.is_locked) { // memory that goes back to the heap would stay locked
+        unlock(content.memory, own->size);
+    }
+    n_attending -= content.takes_attention ? 1 : 0;
+    own->context = content.memory;
+    content.free(buffer);
+}
+
 ggml_backend_buffer_t alloc(ggml_backend_buffer_type_t type, size_t size) {
     ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
     if (buffer != nullptr) {
+        void * const memory = ggml_backend_buffer_get_base(buffer);
+        prefer_huge_pages(memory, size);
+        const bool is_wanted_locked = (taken() & PackedBuffers::locked) != 0;
+        const bool is_locked = is_wanted_locked && lock(memory, size);
+        if (is_wanted_locked && !is_locked && taking_here != nullptr) {
+            taking_here->n_unlocked += size;
+        }
+        const bool takes_attention = (taken() & PackedBuffers::attention) != 0;
         Buffer * own = reinterpret_cast<Buffer *>(buffer);
+        own->context = new Content{memory, takes_attention, is_locked, own->functions.free_buffer};
         own->type = type;
+        own->functions.free_buffer = free_buffer;
+        own->functions.get_base = get_base;
         own->functions.set_tensor = set_tensor;
         own->functions.get_tensor = get_tensor;
         own->functions.set_tensor_2d = nullptr;
         own->functions.get_tensor_2d = nullptr;
         own->functions.cpy_tensor = nullptr;
-        prefer_huge_pages(ggml_backend_buffer_get_base(buffer), size);
+        own->functions.clear = clear;
+        n_attending += takes_attention ? 1 : 0;
     }
     return buffer;
 }
@@ -460,20 +548,16 @@ std::string PackedBuffers::enable() {
     return why_not;
 }
 
-PackedBuffers::Taking::Taking(uint64_t types) : before_(taken_here) {
-    taken_here = types;
+PackedBuffers::Taking::Taking(uint64_t what) : what(what), before_(taking_here) {
+    taking_here = this;
 }
 
 PackedBuffers::Taking::~Taking() {
-    taken_here = before_;
+    taking_here = before_;
 }
 
-void PackedBuffers::take_everywhere(uint64_t types) {
-    taken_everywhere = types;
-}
-
-bool PackedBuffers::take_attention(bool is_taken) {
-    return takes_attention.exchange(is_taken);
+void PackedBuffers::take_everywhere(uint64_t what) {
+    taken_everywhere = what;
 }
 
 ggml_backend_buffer_type_t PackedBuffers::type() {

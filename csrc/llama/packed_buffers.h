@@ -3,8 +3,8 @@
 // of extra buffer types (AMX and its own repacking are entries of it) gets one entry more, in front.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <string>
 
 #include "ggml-backend.h"
@@ -22,25 +22,29 @@ class PackedBuffers {
     // an operation before it computes one. Returns why that is impossible, likewise.
     static std::string enable();
 
-    // Models that are loaded while one lives, on its thread, get packed weights of the types whose bit, 1 << type, is
-    // set, and no others. Nothing is taken unless enable() has succeeded.
+    // What models get that are loaded: weights of the types whose bit, 1 << type, is set, are packed, and no others.
+    // With `attention`, attention is computed by CpuAttention if its queries are products of these weights. With
+    // `locked`, packed weights are kept from being swapped out. A packed buffer keeps what it was made with: a graph is
+    // planned by one thread and computed by others.
+    static constexpr uint64_t attention = uint64_t{1} << 63, locked = uint64_t{1} << 62;
+
+    // For models that are loaded while one lives, on its thread. Nothing is taken unless enable() has succeeded.
     class Taking {
       public:
-        explicit Taking(uint64_t types);
+        explicit Taking(uint64_t what);
         ~Taking();
         Taking(const Taking &) = delete;
         Taking & operator=(const Taking &) = delete;
 
+        const uint64_t what;
+        size_t n_unlocked = 0; // bytes that the system refused to lock
+
       private:
-        std::optional<uint64_t> before_;
+        Taking * before_;
     };
 
     // The same for all other models of the process, from now on.
-    static void take_everywhere(uint64_t types);
-
-    // Whether attention is computed by CpuAttention where its queries are products of packed weights: for the whole
-    // process, from now on, and not at first. Returns what was before.
-    static bool take_attention(bool is_taken);
+    static void take_everywhere(uint64_t what);
 
     // The buffer type; null unless install() has succeeded.
     static ggml_backend_buffer_type_t type();

@@ -10,6 +10,8 @@ from pyfly_cpp._native.batch import Batch, Costs, GovernorState, Progress, RawRe
 from pyfly_cpp._native.counters import Counters
 from pyfly_cpp._native.drafters import CallbackDrafter, Drafter, LookupDrafter, ModelDrafter, RowDrafter
 from pyfly_cpp._native.kernels import (
+    KERNELS_ATTENTION,
+    KERNELS_LOCKED,
     KernelTrial,
     enable_kernels,
     ggml_build,
@@ -18,7 +20,6 @@ from pyfly_cpp._native.kernels import (
     kernels_isa,
     kernels_taken,
     leave_out,
-    take_attention,
     take_kernels_everywhere,
     try_attention,
     try_kernels,
@@ -52,6 +53,8 @@ from pyfly_cpp._native.verify import RawDecision, regions, verify
 
 __all__ = [
     "GATE_KINDS",
+    "KERNELS_ATTENTION",
+    "KERNELS_LOCKED",
     "LOOKUP_MATCHES",
     "MAX_LOOKUP",
     "MAX_TOP",
@@ -94,7 +97,6 @@ __all__ = [
     "model_vocabulary",
     "regions",
     "simd_level",
-    "take_attention",
     "take_kernels_everywhere",
     "try_attention",
     "try_kernels",

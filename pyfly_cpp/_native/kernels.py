@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from pyfly_cpp._native.boundary import check
@@ -52,25 +52,28 @@ def leave_out(buffer_type: str) -> None:
     check(lib.pyfly_kernels_leave_out, buffer_type.encode())
 
 
+KERNELS_ATTENTION = int(lib.PYFLY_KERNELS_ATTENTION)
+"""Beside the bits of types: attention to caches in F16 is ours, too, if its queries are products of packed weights."""
+KERNELS_LOCKED = int(lib.PYFLY_KERNELS_LOCKED)
+"""Beside the bits of types: packed weights are kept from being swapped out."""
+
+
 @contextlib.contextmanager
-def kernels_taken(types: int) -> Iterator[None]:
-    """Models that are loaded inside, on this thread, have weights of these types packed: bit t for ggml type t."""
-    taking = lib.pyfly_kernels_take(types)
+def kernels_taken(what: int, when_unlocked: Callable[[int], object] = lambda _: None) -> Iterator[None]:
+    """Models that are loaded inside, on this thread, get what these bits stand for: bit t packs weights of ggml type t;
+    and the two above. If the system refuses to lock weights, `when_unlocked` is called at the end with their bytes."""
+    taking = lib.pyfly_kernels_take(what)
     try:
         yield
     finally:
-        lib.pyfly_kernels_restore(taking)
+        n_unlocked = lib.pyfly_kernels_restore(taking)
+    if n_unlocked > 0:
+        when_unlocked(n_unlocked)
 
 
-def take_kernels_everywhere(types: int) -> None:
+def take_kernels_everywhere(what: int) -> None:
     """The same for all other models of this process, from now on."""
-    lib.pyfly_kernels_take_everywhere(types)
-
-
-def take_attention(is_taken: bool) -> None:
-    """Whether attention to caches in F16 is also ours if its queries are products of packed weights: in the whole
-    process, from now on."""
-    lib.pyfly_kernels_take_attention(int(is_taken))
+    lib.pyfly_kernels_take_everywhere(what)
 
 
 def try_kernels(kind: int, n_out: int, n_rows: int, n_threads: int, n_repeats: int, *, is_ours: bool) -> KernelTrial:

@@ -8,6 +8,7 @@ import hashlib
 import inspect
 import logging
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -37,6 +38,7 @@ from pyfly_cpp.llama.load_limits import require_adapter, why_not_loaded, within_
 from pyfly_cpp.llama.response_format import with_grammar
 from pyfly_cpp.machine import extra_buffers, kernels
 from pyfly_cpp.machine.files import files_of_model, fingerprint
+from pyfly_cpp.machine.memory import in_words
 from pyfly_cpp.machine.placement import Placement
 from pyfly_cpp.machine.processes import Process
 from pyfly_cpp.machine.threads import AUTO, THREAD_COUNTS, fill_thread_counts
@@ -148,7 +150,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         # The base class assigns to draft_model.
         self.decoder = Decoder(protected, self._adapts, has_own_head, self.n_parallel, self._n_ctx_of_text)
         try:
-            with _native.load_guard(), _native.kernels_taken(self._kernels.bits):
+            with _native.load_guard(), _native.kernels_taken(_locked(self._kernels.bits, kwargs), _warn_of_unlocked):
                 super().__init__(model_path, **kwargs)
         except ValueError as error:
             self.close()  # the traceback may keep this object for long
@@ -475,6 +477,24 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         if self.decoder.has_new_adapters:
             self.n_tokens = 0
             self.decoder.take_adapters()
+
+
+def _locked(what: int, kwargs: dict[str, Any]) -> int:
+    """What the kernels take, locked if use_mlock is set. The file is then read and not mapped: llama.cpp would lock all
+    of the mapping, of which little is used, and not the packed weights."""
+    if not what or not kwargs.get("use_mlock"):
+        return what
+    kwargs["use_mmap"] = False
+    return what | _native.KERNELS_LOCKED
+
+
+def _warn_of_unlocked(n_bytes: int) -> None:
+    warnings.warn(
+        f"the system refused to lock {in_words(n_bytes)} of weights in memory, so they may be swapped out; raise the "
+        "limit of locked memory (`ulimit -l`), or load without use_mlock.",
+        RuntimeWarning,
+        stacklevel=3,
+    )
 
 
 class _Missing:

@@ -49,8 +49,8 @@ class Verdict(NamedTuple):
 
     @property
     def bits(self) -> int:
-        """The types, bit t for ggml type t."""
-        return sum(1 << kind for kind in self.types)
+        """What models are loaded with: the types, bit t for ggml type t, and attention (`_native.kernels_taken`)."""
+        return sum(1 << kind for kind in self.types) | (_native.KERNELS_ATTENTION if self.attention else 0)
 
     def attends(self, info: _native.ModelInfo) -> bool:
         """Whether all attention of such a model is ours if it is on the CPU and flash attention is on: its queries are
@@ -86,9 +86,9 @@ def require_choice(kernels: str | None) -> str:
 
 def take(kernels: str | None, model_path: str, arguments: Mapping[str, Any]) -> Verdict:
     """What to pack of a model that is loaded with this choice and these arguments of `llama_cpp.Llama`, nothing for
-    "stock"; with attention, that of the process is ours from now on. Nothing is packed if there is too little memory:
-    packed weights need as much as the file has bytes, and llama.cpp can leave them in the file. Warns of it unless
-    layers are on a GPU, for which our kernels do nothing. Raises ValueError as `require_choice` does."""
+    "stock". Nothing is packed if there is too little memory: packed weights need as much as the file has bytes, and
+    llama.cpp can leave them in the file. Warns of it unless layers are on a GPU, for which our kernels do nothing.
+    Raises ValueError as `require_choice` does."""
     if require_choice(kernels) == "stock":
         return Verdict((), False, "stock")
     found = verdict()
@@ -102,7 +102,6 @@ def take(kernels: str | None, model_path: str, arguments: Mapping[str, Any]) -> 
                 stacklevel=2,
             )
         return Verdict((), False, "too little memory")
-    _native.take_attention(found.attention)
     return found
 
 
@@ -122,7 +121,6 @@ def install() -> Verdict:
     a `FlyLlama` keeps to its own `kernels=`."""
     found = verdict()
     _native.take_kernels_everywhere(found.bits)
-    _native.take_attention(found.attention)
     return found
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import os
 import platform
 import shutil
 import subprocess
 import sys
+import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -268,6 +270,31 @@ def test_what_works_with_stock_kernels_works_with_ours(tiny_target, lora):
     assert noise < 0.1 * change
 
 
+def test_whose_attention_it_is_is_settled_when_a_model_is_loaded(tiny_target):
+    """Trials and other models change nothing of a model that computes: it would crash or hang."""
+    options = {"kernels": "auto", "n_ctx": 512, "n_threads": 2, "n_threads_batch": 2, "verbose": False}
+    with closing(FlyLlama(tiny_target, **options)) as llm:
+        tokens = (llm.tokenize(PROMPT.encode()) * 40)[:400]
+        rows = rows_of(llm, tokens[:48], [48])
+        done = threading.Event()
+
+        def disturb():
+            while not done.is_set():
+                for is_ours in (False, True):
+                    _native.try_attention(8, 1, 1, 1, is_ours=is_ours)
+                for what in (0, ALL.bits):
+                    _native.take_kernels_everywhere(what)
+
+        thread = threading.Thread(target=disturb)
+        thread.start()
+        try:
+            for _ in range(20):
+                assert np.array_equal(rows_of(llm, tokens, [48] * 8)[:48], rows)
+        finally:
+            done.set()
+            thread.join()
+
+
 def test_models_with_different_kernels_in_one_program(tiny_target):
     """Each decodes as it would alone; plain models have ours while they are installed."""
     options = {"n_ctx": 128, "flash_attn": True, "n_threads": 2, "n_threads_batch": 2, "verbose": False}
@@ -455,6 +482,73 @@ def test_unloading_gives_memory_back(tiny_target):
             llm.eval([5, 6, 7])
         sizes.append(resident_mib())
     assert sizes[-1] - sizes[2] < 11, "a model has eleven megabytes"
+
+
+@pytest.mark.parametrize("kind", ["F16", "Q8_0"])
+def test_a_model_that_is_saved_is_the_one_that_was_loaded(kind, tmp_path):
+    """llama.cpp reads weights back: packed ones, those of experts among them, are the bytes of the file."""
+    gguf = pytest.importorskip("gguf")
+    saved = tmp_path / "saved.gguf"
+    loaded = quantised(make("qwen3moe", POPULAR["qwen3moe"], tmp_path / "f32.gguf"), kind)
+    with closing(FlyLlama(str(loaded), kernels="auto", n_ctx=64, verbose=False)) as llm:
+        llama_cpp.llama_model_save_to_file(llm._model.model, str(saved).encode())
+    tensors = [{t.name: t.data for t in gguf.GGUFReader(path).tensors} for path in (loaded, saved)]
+    assert tensors[0].keys() == tensors[1].keys()
+    assert [name for name, data in tensors[0].items() if not np.array_equal(data, tensors[1][name])] == []
+
+
+LOCKED = """
+import sys
+from pathlib import Path
+from pyfly_cpp import FlyLlama, _native
+from pyfly_cpp.machine import kernels
+
+def locked():
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmLck"))
+
+kernels.verdict = lambda: kernels.Verdict(tuple(_native.kernel_types()), True, "every type")
+llm = FlyLlama(sys.argv[1], kernels="auto", n_ctx=64, use_mlock=True, verbose=False)
+print(locked())
+llm.close()
+print(locked())
+"""
+
+
+def run_locked(model, most=None):
+    """Bytes that are locked with a model and after it, and warnings, in a process that may lock `most` bytes; None: as
+    many as this one."""
+    resource = pytest.importorskip("resource")
+    if not Path("/proc/self/status").exists():
+        pytest.skip("this system does not tell")
+
+    def limit():
+        ctypes.CDLL(None).prctl(24, 14, 0, 0, 0)  # PR_CAPBSET_DROP, CAP_IPC_LOCK: with it, no limit holds
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (most, most))
+
+    done = subprocess.run(
+        [sys.executable, "-c", LOCKED, model],
+        preexec_fn=limit if most is not None else None,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [int(line) for line in done.stdout.split()], done.stderr
+
+
+def test_the_weights_that_are_read_are_locked(tiny_target):
+    (during, after), said = run_locked(tiny_target)
+    if "ulimit -l" in said:
+        pytest.skip("this process may not lock as much")
+    size = Path(tiny_target).stat().st_size
+    assert 0.95 * size < during < 1.3 * size  # packed, and the rest that is read; not the file as well
+    assert after < 0.1 * size
+
+
+def test_weights_that_cannot_be_locked_are_told_of(tiny_target):
+    (during, _), said = run_locked(tiny_target, 1 << 16)
+    assert during < 1 << 17
+    assert "ulimit -l" in said and "use_mlock" in said
 
 
 HUGE_PAGES = """
