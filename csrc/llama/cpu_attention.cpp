@@ -17,6 +17,7 @@ using kernels::tile;
 constexpr size_t most_scores = size_t{1} << 20; // floats of rows that are taken together
 constexpr size_t most_queries = 256;            // of a tile at once
 constexpr uint16_t minus_infinity = 0xFC00;     // in F16
+constexpr uint16_t exponent = 0x7C00;           // in F16: all bits of it where a number is not finite
 
 size_t size_of(const ggml_tensor * tensor, int dimension) {
     return static_cast<size_t>(tensor->ne[dimension]);
@@ -49,6 +50,9 @@ struct Text {
     size_t n_tiles() const { return (n_cells + tile - 1) / tile; }
 };
 
+// Which cells of a tile.
+enum class Sees : uint8_t { none, some, all };
+
 // The work memory of all threads.
 struct Work {
     size_t n_converted; // floats of each thread
@@ -59,7 +63,7 @@ struct Work {
     float * converted;  // [n_threads][n_converted]: cells as floats
     int32_t * order;    // [n_cells]: the cells, as attention takes them
     int32_t * cells;    // [n_together][n_cells]: those that a text's rows see
-    uint8_t * sees;     // [n_together][n_tiles]: whether a row sees a cell of a tile of its text
+    Sees * sees;        // [n_together][n_tiles]: what a row sees of a tile of its text
     uint8_t * seen;     // [n_threads][n_cells]: whether the text sees a cell
     size_t size;        // bytes
 
@@ -180,7 +184,7 @@ class Rows {
         return work_.scores + ((r * shape_.n_heads + head) * shape_.n_tiles + t) * tile;
     }
 
-    uint8_t & sees(size_t r, size_t t) const { return work_.sees[r * shape_.n_tiles + t]; }
+    Sees & sees(size_t r, size_t t) const { return work_.sees[r * shape_.n_tiles + t]; }
 
     // A tile of a text's keys or values.
     struct Tile {
@@ -197,6 +201,17 @@ class Rows {
         }
 
         kernels::Cells cells() const { return {rows, n}; }
+
+        // Whether the first n_columns numbers of each cell are.
+        bool is_finite(size_t n_columns) const {
+            uint16_t any = 0;
+            for (int c = 0; c < n; c++) {
+                for (size_t i = 0; i < n_columns; i++) {
+                    any |= static_cast<uint16_t>((rows[c][i] & exponent) == exponent);
+                }
+            }
+            return any == 0;
+        }
     };
 
     // What is added to the scores of a row, F16, [n_cells].
@@ -228,16 +243,16 @@ class Rows {
                                                static_cast<int>(n_queries), into, converted_);
             n_queries = 0;
         };
-        bool any_seen[most_queries];
+        Sees seen[most_queries];
         const size_t n_rows = text.first + text.n_rows;
         for (size_t begin = text.first; begin < n_rows; begin += most_queries) {
             const size_t end = std::min(n_rows, begin + most_queries);
             for (size_t r = begin; r < end; r++) {
                 uint16_t hides[tile];
                 read_mask(r, keys, hides);
-                any_seen[r - begin] =
-                    std::any_of(hides, hides + keys.n, [](uint16_t value) { return value != minus_infinity; });
-                for (size_t h = 0; any_seen[r - begin] && h < shape_.n_each; h++) {
+                const auto n_hidden = std::count(hides, hides + keys.n, minus_infinity);
+                seen[r - begin] = n_hidden == keys.n ? Sees::none : n_hidden > 0 ? Sees::some : Sees::all;
+                for (size_t h = 0; seen[r - begin] != Sees::none && h < shape_.n_each; h++) {
                     if (n_queries == most_queries) {
                         flush();
                     }
@@ -249,9 +264,9 @@ class Rows {
             flush();
             for (size_t r = begin; r < end; r++) {
                 if (group == 0) {
-                    sees(r, t) = any_seen[r - begin];
+                    sees(r, t) = seen[r - begin];
                 }
-                if (any_seen[r - begin]) {
+                if (seen[r - begin] != Sees::none) {
                     finish_scores(r, t, group, keys);
                 }
             }
@@ -275,8 +290,8 @@ class Rows {
             for (int c = 0; cap_ != 0.0f && c < n; c++) {
                 own[c] = cap_ * std::tanh(own[c]);
             }
-            for (int c = 0; c < tile; c++) {
-                own[c] += bias[c];
+            for (int c = 0; c < tile; c++) { // whatever lies in a cell that is hidden
+                own[c] = bias[c] == -INFINITY ? -INFINITY : own[c] + bias[c];
             }
         }
     }
@@ -286,11 +301,11 @@ class Rows {
         const float * sinks = op_->src[4] != nullptr ? static_cast<const float *>(op_->src[4]->data) : nullptr;
         float most = sinks != nullptr ? sinks[head] : -INFINITY;
         for (size_t t = 0; t < n_tiles; t++) {
-            most = sees(r, t) ? std::max(most, kernel.largest(scores(r, head, t), tile)) : most;
+            most = sees(r, t) != Sees::none ? std::max(most, kernel.largest(scores(r, head, t), tile)) : most;
         }
         float sum = 0.0f;
         for (size_t t = 0; t < n_tiles; t++) {
-            if (sees(r, t)) {
+            if (sees(r, t) != Sees::none) {
                 float * own = scores(r, head, t);
                 kernel.exponentials(own, tile, most);
                 for (int c = 0; c < tile; c++) {
@@ -330,6 +345,10 @@ class Rows {
         float * into[most_queries];
         for (size_t t = 0; t < text.n_tiles(); t++) {
             const Tile values(*this, i, op_->src[2], group, t, column);
+            if (is_partly_seen(text, t) && !values.is_finite(n_columns)) {
+                add_seen(text, t, group, column, n_columns, values);
+                continue;
+            }
             size_t n_queries = 0;
             const auto flush = [&] {
                 kernels::attention()->add_weighted(values.cells(), static_cast<int>(n_columns), weights,
@@ -337,7 +356,7 @@ class Rows {
                 n_queries = 0;
             };
             for (size_t r = text.first; r < text.first + text.n_rows; r++) {
-                for (size_t h = 0; sees(r, t) && h < shape_.n_each; h++) {
+                for (size_t h = 0; sees(r, t) != Sees::none && h < shape_.n_each; h++) {
                     if (n_queries == most_queries) {
                         flush();
                     }
@@ -346,6 +365,38 @@ class Rows {
                 }
             }
             flush();
+        }
+    }
+
+    bool is_partly_seen(const Text & text, size_t t) const {
+        for (size_t r = text.first; r < text.first + text.n_rows; r++) {
+            if (sees(r, t) == Sees::some) {
+                return true;
+            }
+        }
+        return false;
+    }
+
+    // Adds a tile of values row by row, each without the cells that it does not see: a weight of 0 would make a NaN of
+    // what is not finite there.
+    void add_seen(const Text & text, size_t t, size_t group, size_t column, size_t n_columns, const Tile & values) {
+        for (size_t r = text.first; r < text.first + text.n_rows; r++) {
+            uint16_t hides[tile];
+            read_mask(r, values, hides);
+            for (size_t head = group * shape_.n_each; head < (group + 1) * shape_.n_each; head++) {
+                const uint16_t * seen[tile];
+                float weights[tile];
+                int n = 0;
+                for (int c = 0; c < values.n; c++) {
+                    if (hides[c] != minus_infinity) {
+                        seen[n] = values.rows[c];
+                        weights[n++] = scores(r, head, t)[c];
+                    }
+                }
+                const float * const own = weights;
+                float * const into = out(r, head) + column;
+                kernels::attention()->add_weighted({seen, n}, static_cast<int>(n_columns), &own, 1, &into, converted_);
+            }
         }
     }
 
@@ -380,7 +431,7 @@ bool CpuAttention::compute_forward(ComputeParams * params, ggml_tensor * op) {
     const Work work(shape, static_cast<size_t>(params->n_threads), params->work);
     const ggml_tensor * cache = op->src[1]->view_src;
     if (params->thread == 0) {
-        order.read(cache != nullptr ? cache->data : nullptr, shape.n_cells, work.order);
+        order.read(cache != nullptr ? cache->buffer : nullptr, shape.n_cells, work.order);
     }
     for (size_t stream = 0; stream < shape.n_streams; stream++) {
         for (size_t first = 0; first < shape.n_rows; first += shape.n_together) {

@@ -276,7 +276,7 @@ class PackedTraits : public TensorTraits {
     }
 } traits;
 
-CpuAttention attention;
+CpuAttention & attention = *new CpuAttention; // contexts may be freed when the process ends
 CellWriter cell_writer(attention.order);
 std::atomic<size_t> n_attending = 0; // packed buffers that take attention
 

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ def run(command, **environment):
 def build(folder, sanitizers, *targets):
     run([
         "cmake", "-S", str(ROOT), "-B", str(folder), "-DPYFLY_CORE_ONLY=ON", "-DPYFLY_WERROR=ON",
-        f"-DPYFLY_SANITIZE={sanitizers}", "-DCMAKE_BUILD_TYPE=Debug",
+        f"-DPYFLY_SANITIZE={sanitizers}", "-DCMAKE_BUILD_TYPE=Debug", f"-DPython_EXECUTABLE={sys.executable}",
     ])  # fmt: skip
     run(["cmake", "--build", str(folder), "--parallel", "2", "--target", *targets])
 
@@ -47,5 +48,13 @@ def test_core_under_sanitizers(tmp_path):
 
 
 def test_several_threads(tmp_path):
-    build(tmp_path, "thread", "pyfly_core_test")
-    run_tests(tmp_path, "--tests-regex", "^core$", TSAN_OPTIONS="halt_on_error=1")
+    """Not packed_buffers: ThreadSanitizer does not know where the threads of libggml wait for each other."""
+    build(tmp_path, "thread", "pyfly_core_test", "pyfly_cpu_attention_test")
+    run_tests(tmp_path, "--tests-regex", "^(core|cpu_attention)$", TSAN_OPTIONS="halt_on_error=1")
+
+
+@pytest.mark.fuzz
+def test_attention_of_random_shapes(tmp_path):
+    build(tmp_path, "address,undefined", "pyfly_cpu_attention_test")
+    cases = os.environ.get("PYFLY_FUZZ_CASES", "1000")
+    run_tests(tmp_path, "--tests-regex", "^cpu_attention$", PYFLY_FUZZ_CASES=cases)

@@ -295,6 +295,26 @@ def test_whose_attention_it_is_is_settled_when_a_model_is_loaded(tiny_target):
             thread.join()
 
 
+def test_a_restored_state_does_not_depend_on_what_was_in_the_cache(tiny_target):
+    """Its cells are added up as they were saved, in a fresh process as well as where they have been written before, in
+    another order."""
+    options = {"kernels": "auto", "n_ctx": 128, "n_threads": 1, "verbose": False}
+    with closing(FlyLlama(tiny_target, **options)) as llm:
+        tokens = (llm.tokenize(PROMPT.encode()) * 10)[:100]
+        llm.eval(tokens[:60])
+        state = llm.save_state()
+    with closing(FlyLlama(tiny_target, **options)) as llm:
+        llm.load_state(state)
+        fresh = rows_of(llm, tokens[60:68], [8], 60)
+        for first, last in ((0, 30), (40, 50)):  # cells that the next tokens take
+            llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(llm._ctx.ctx), True)
+            rows_of(llm, tokens[:60], [60])
+            llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(llm._ctx.ctx), 0, first, last)
+            rows_of(llm, tokens[60:80], [20], 60)
+            llm.load_state(state)
+            assert np.array_equal(rows_of(llm, tokens[60:68], [8], 60), fresh)
+
+
 def test_models_with_different_kernels_in_one_program(tiny_target):
     """Each decodes as it would alone; plain models have ours while they are installed."""
     options = {"n_ctx": 128, "flash_attn": True, "n_threads": 2, "n_threads_batch": 2, "verbose": False}

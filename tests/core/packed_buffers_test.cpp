@@ -1,0 +1,119 @@
+// Packed buffers in ggml's own graphs and threads: products and attention are right, weights come back, and a cache is
+// watched as long as it is there.
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "ggml-alloc.h"
+#include "ggml-backend.h"
+#include "ggml-cpu.h"
+#include "kernels/products.h"
+#include "llama/cell_order.h"
+#include "llama/kernel_trials.h"
+#include "llama/packed_buffers.h"
+
+using namespace pyfly;
+
+namespace {
+
+struct FreeContext {
+    void operator()(ggml_context * context) const { ggml_free(context); }
+};
+struct FreeBuffer {
+    void operator()(ggml_backend_buffer * buffer) const { ggml_backend_buffer_free(buffer); }
+};
+using Context = std::unique_ptr<ggml_context, FreeContext>;
+using Buffer = std::unique_ptr<ggml_backend_buffer, FreeBuffer>;
+
+Context make_context() {
+    return Context(ggml_init({16 * ggml_tensor_overhead(), nullptr, true}));
+}
+
+void test_trials() {
+    for (int32_t type = 0; type < 64; type++) {
+        const auto kind = static_cast<kernels::WeightType>(type);
+        if (kernels::products(kind) == nullptr) {
+            continue;
+        }
+        for (const int32_t n_rows : {1, 5, 18}) {
+            check(try_product(kind, 192, {n_rows, 3, 1, true}).error <= 2e-3,
+                  "a product of " + std::string(ggml_type_name(static_cast<ggml_type>(type))));
+        }
+    }
+    for (const int32_t n_rows : {1, 5, 40}) {
+        check(try_attention(100, {n_rows, 3, 1, true}).error <= 2e-6, "attention");
+    }
+}
+
+// Two matrices whose last panels are not full, as a whole and in pieces.
+void test_weights_come_back() {
+    const Context context = make_context();
+    ggml_tensor * weights = ggml_new_tensor_3d(context.get(), GGML_TYPE_Q8_0, 64, 21, 2);
+    const PackedBuffers::Taking taking(PackedBuffers::attention | PackedBuffers::locked);
+    const Buffer buffer(ggml_backend_alloc_ctx_tensors_from_buft(context.get(), PackedBuffers::type()));
+    std::vector<uint8_t> bytes(ggml_nbytes(weights));
+    for (size_t i = 0; i < bytes.size(); i++) {
+        bytes[i] = static_cast<uint8_t>(i * 37 + i / 251);
+    }
+    ggml_backend_tensor_set(weights, bytes.data(), 0, bytes.size());
+    std::vector<uint8_t> read(bytes.size());
+    ggml_backend_tensor_get(weights, read.data(), 0, read.size());
+    check(read == bytes, "all weights come back");
+    for (size_t offset = 0; offset < bytes.size(); offset += 101) {
+        std::vector<uint8_t> part(std::min<size_t>(137, bytes.size() - offset));
+        ggml_backend_tensor_get(weights, part.data(), offset, part.size());
+        check(std::memcmp(part.data(), bytes.data() + offset, part.size()) == 0, "a part of them comes back");
+    }
+}
+
+// Contexts that come and go leave nothing, and a state that is restored has its own order.
+void test_caches() {
+    CellOrder order;
+    CellWriter writer(order);
+    constexpr int64_t n_cells = 8;
+    for (int i = 0; i < 20; i++) {
+        const Context context = make_context();
+        ggml_tensor * cache = ggml_new_tensor_2d(context.get(), GGML_TYPE_F16, 16, n_cells);
+        ggml_tensor * rows = ggml_new_tensor_2d(context.get(), GGML_TYPE_F32, 16, 3);
+        ggml_tensor * cells = ggml_new_tensor_1d(context.get(), GGML_TYPE_I64, 3);
+        const Buffer buffer(ggml_backend_alloc_ctx_tensors_from_buft(context.get(), ggml_backend_cpu_buffer_type()));
+        ggml_tensor * op = ggml_set_rows(context.get(), cache, rows, cells);
+        op->data = cache->data;
+        const std::vector<int64_t> written = {5, 2, 7};
+        std::memcpy(cells->data, written.data(), ggml_nbytes(cells));
+        check(CellWriter::is_write(op), "a write");
+        ggml_internal::ComputeParams params = {0, 1, 0, nullptr, nullptr, false};
+        check(!writer.compute_forward(&params, op), "llama.cpp does it");
+        check(order.n_caches() == 1, "caches that are gone are forgotten");
+        std::vector<int32_t> now(n_cells);
+        order.read(cache->buffer, now.size(), now.data());
+        check(now == std::vector<int32_t>{0, 1, 3, 4, 6, 5, 2, 7}, "the order of writing");
+
+        const std::vector<uint16_t> state(16 * 4, 0x3C00);
+        ggml_backend_tensor_set(cache, state.data(), 4 * 32, state.size() * 2); // cells 4..7
+        order.read(cache->buffer, now.size(), now.data());
+        check(now == std::vector<int32_t>{0, 1, 3, 2, 4, 5, 6, 7}, "the order of a restored state");
+        check(std::memcmp(static_cast<uint8_t *>(cache->data) + 4 * 32, state.data(), state.size() * 2) == 0,
+              "what is restored is there");
+    }
+    check(order.n_caches() == 0, "nothing is left");
+}
+
+} // namespace
+
+int main() {
+    const std::string why_not = PackedBuffers::install();
+    if (!why_not.empty()) {
+        std::printf("skipped: %s\n", why_not.c_str());
+        return 0;
+    }
+    test_trials();
+    test_weights_come_back();
+    test_caches();
+    std::printf("%s\n", n_failed == 0 ? "ok" : "failed");
+    return n_failed == 0 ? 0 : 1;
+}
