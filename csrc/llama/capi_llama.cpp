@@ -8,6 +8,7 @@
 #include "abort_guard.h"
 #include "draft_context.h"
 #include "drafters/companion.h"
+#include "graph_products.h"
 #include "guard.h"
 #include "handles.h"
 #include "kernel_trials.h"
@@ -243,6 +244,18 @@ pyfly_status pyfly_kernels_try_attention(int64_t n_cells, int32_t n_rows, int32_
         const pyfly::KernelTrial trial =
             pyfly::try_attention(n_cells, trial_setup(n_rows, n_threads, n_repeats, is_ours));
         *out = {trial.error, trial.us};
+    });
+}
+
+pyfly_status pyfly_context_foreign_products(void * llama_context_pointer, char * out, size_t size,
+                                            pyfly_error * error) {
+    return guard(error, [&] {
+        std::string lines;
+        for (const pyfly::ForeignProduct & one :
+             pyfly::foreign_products(static_cast<llama_context *>(llama_context_pointer))) {
+            lines += one.op + '\t' + one.weights + '\t' + one.type + '\t' + std::to_string(one.n) + '\n';
+        }
+        std::snprintf(out, size, "%s", lines.c_str());
     });
 }
 

@@ -82,3 +82,13 @@ inline ggml_backend_dev_t llama_model_get_device(const llama_model *, int) {
     return nullptr;
 }
 #endif
+
+#if PYFLY_HAS_GRAPH
+// The graph of a batch; valid until the next call or batch. What the context holds stays.
+LLAMA_API struct ggml_cgraph * llama_graph_reserve(struct llama_context * ctx, uint32_t n_tokens, uint32_t n_seqs,
+                                                   uint32_t n_outputs);
+#else
+inline ggml_cgraph * llama_graph_reserve(llama_context *, uint32_t, uint32_t, uint32_t) {
+    return nullptr;
+}
+#endif

@@ -59,7 +59,7 @@ struct Content {
     void (*free)(ggml_backend_buffer_t buffer); // a buffer of the CPU
 };
 
-// Null for llama.cpp's empty buffer.
+// Null for llama.cpp's empty buffer, of a model without weights.
 const Content * content_of(const ggml_backend_buffer_t buffer) {
     return static_cast<const Content *>(reinterpret_cast<const Buffer *>(buffer)->context);
 }
@@ -174,26 +174,36 @@ class PackedTraits : public TensorTraits {
     }
 
   private:
+    // Several matrices share the rows' third dimension evenly: each has a run of strips of its own.
     static void multiply(const ComputeParams & params, ggml_tensor * op) {
-        const ggml_tensor * weights = op->src[0];
+        const ggml_tensor *weights = op->src[0], *x = op->src[1];
         const Products & products = *kernels::products(type_of(weights));
-        const size_t n_in = static_cast<size_t>(weights->ne[0]);
-        const size_t n = static_cast<size_t>(op->ne[1] * op->ne[2] * op->ne[3]);
+        const size_t n_in = static_cast<size_t>(weights->ne[0]), n_matrices = static_cast<size_t>(weights->ne[2]);
+        const size_t n = static_cast<size_t>(op->ne[1] * op->ne[2] * op->ne[3]), n_each = n / n_matrices;
+        const size_t words = products.row_words(n_in);
+        const auto row_of = [&](size_t matrix,
+                                size_t i) { // number i of those of a matrix, counted over three dimensions
+            const size_t ne1 = static_cast<size_t>(op->ne[1]), ne2 = static_cast<size_t>(op->ne[2]);
+            const size_t n_own = ne2 / n_matrices;
+            return static_cast<int64_t>(i % ne1 + ne1 * (matrix * n_own + i / ne1 % n_own + ne2 * (i / ne1 / n_own)));
+        };
         int32_t * strips = static_cast<int32_t *>(params.work);
         std::vector<float> gathered;
         for (size_t r = static_cast<size_t>(params.thread); r < n; r += static_cast<size_t>(params.n_threads)) {
-            const float * x = read_row(op->src[1], static_cast<int64_t>(r), gathered);
-            quantise_row(products, x, n_in, strips, n, r);
+            const size_t matrix = r / n_each, i = r % n_each;
+            quantise_row(products, read_row(x, row_of(matrix, i), gathered), n_in, strips + matrix * n_each * words,
+                         n_each, i);
         }
         begin_chunks(params);
-        const size_t n_panels = kernels::n_panels(static_cast<size_t>(weights->ne[1]));
-        share(params, n_panels, 1, [&](size_t, size_t begin, size_t end) {
-            multiply_panels(products, weights, static_cast<const uint8_t *>(weights->data), strips, n, begin, end,
-                            [&](size_t r) {
-                                return reinterpret_cast<float *>(
-                                    row_at(static_cast<char *>(op->data), op, static_cast<int64_t>(r)));
-                            });
-        });
+        const size_t n_bytes = matrix_bytes(weights);
+        share(params, kernels::n_panels(static_cast<size_t>(weights->ne[1])), n_matrices,
+              [&](size_t matrix, size_t begin, size_t end) {
+                  multiply_panels(products, weights, static_cast<const uint8_t *>(weights->data) + matrix * n_bytes,
+                                  strips + matrix * n_each * words, n_each, begin, end, [&](size_t i) {
+                                      return reinterpret_cast<float *>(
+                                          row_at(static_cast<char *>(op->data), op, row_of(matrix, i)));
+                                  });
+              });
     }
 
     // Each token goes to the experts that op->src[2] names for it: [n_used, n_tokens] int32. The work memory holds
@@ -290,7 +300,7 @@ bool are_attended(const ggml_tensor * queries) {
         return false;
     }
     const Content * content = content_of(queries->src[0]->buffer);
-    return content != nullptr && content->takes_attention;
+    return content != nullptr ? content->takes_attention : (taken() & PackedBuffers::attention) != 0;
 }
 
 class PackedExtra : public ExtraBufferType {
@@ -298,8 +308,9 @@ class PackedExtra : public ExtraBufferType {
     bool supports_op(ggml_backend_dev_t, const ggml_tensor * op) override {
         const ggml_tensor *weights = op->src[0], *x = op->src[1];
         if ((op->op != GGML_OP_MUL_MAT && op->op != GGML_OP_MUL_MAT_ID) || weights == nullptr ||
-            !is_packed(weights->buffer) || !can_pack(weights) || (op->op == GGML_OP_MUL_MAT && weights->ne[2] != 1) ||
-            x->type != GGML_TYPE_F32 || (x->buffer != nullptr && !ggml_backend_buffer_is_host(x->buffer))) {
+            !is_packed(weights->buffer) || !can_pack(weights) ||
+            (op->op == GGML_OP_MUL_MAT && x->ne[2] % weights->ne[2] != 0) || x->type != GGML_TYPE_F32 ||
+            (x->buffer != nullptr && !ggml_backend_buffer_is_host(x->buffer))) {
             return false;
         }
         // llama.cpp asks with an empty buffer where it would put weights.
@@ -562,6 +573,10 @@ void PackedBuffers::take_everywhere(uint64_t what) {
 
 ggml_backend_buffer_type_t PackedBuffers::type() {
     return reinterpret_cast<ggml_backend_buffer_type_t>(installed);
+}
+
+bool PackedBuffers::computes(const ggml_tensor * op) {
+    return installed != nullptr && extra.get_tensor_traits(op) != nullptr;
 }
 
 bool PackedBuffers::leave_out(const char * name) {

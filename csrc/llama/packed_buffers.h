@@ -49,6 +49,9 @@ class PackedBuffers {
     // The buffer type; null unless install() has succeeded.
     static ggml_backend_buffer_type_t type();
 
+    // Whether this operation of a graph is computed by us.
+    static bool computes(const ggml_tensor * op);
+
     // Models that are loaded from now on are not offered the extra buffer type of this name ("AMX"). False unless
     // install() has succeeded. Not while another thread loads a model.
     static bool leave_out(const char * name);

@@ -37,6 +37,7 @@ from pyfly_cpp._native.library import (
 )
 from pyfly_cpp._native.model import (
     ContextMemory,
+    ForeignProduct,
     LayerTap,
     LlamaTarget,
     ModelInfo,
@@ -45,6 +46,7 @@ from pyfly_cpp._native.model import (
     Target,
     companion_word,
     context_memory,
+    foreign_products,
     inspect_model,
     load_guard,
     model_vocabulary,
@@ -68,6 +70,7 @@ __all__ = [
     "Costs",
     "Counters",
     "Drafter",
+    "ForeignProduct",
     "GovernorState",
     "KernelTrial",
     "LayerTap",
@@ -86,6 +89,7 @@ __all__ = [
     "companion_word",
     "context_memory",
     "enable_kernels",
+    "foreign_products",
     "ggml_build",
     "inspect_model",
     "install_kernels",

@@ -85,6 +85,30 @@ def context_memory(context: Any) -> ContextMemory:
     return ContextMemory(int(memory.host), int(memory.device))
 
 
+class ForeignProduct(NamedTuple):
+    """A product of a graph that llama.cpp computes its own way, and so rounds by the batch."""
+
+    op: str
+    """ggml's name of the operation."""
+    weights: str
+    """The name of its first matrix, N for the number of a layer; of attention, the keys. "" if it is computed."""
+    type: str
+    """ggml's name of the type of that matrix."""
+    n: int
+    """How many there are, as a rule one in each layer."""
+
+
+def foreign_products(context: Any) -> list[ForeignProduct]:
+    """Those of a llama_context as llama_cpp holds it (a ctypes pointer), with the adapters that are set. If there are
+    none, a token has the same bits alone and in a batch. The context must be idle; it keeps what it holds. Raises
+    NativeError if llama.cpp shows no graphs."""
+    out = ffi.new("char[]", 1 << 16)
+    check(lib.pyfly_context_foreign_products, void_pointer(context), out, len(out))
+    lines = str(ffi.string(out), "utf-8", errors="replace").splitlines()
+    fields = [line.split("\t") for line in lines if line.count("\t") == 3]
+    return [ForeignProduct(op, weights, kind, int(n)) for op, weights, kind, n in fields]
+
+
 @contextlib.contextmanager
 def load_guard() -> Iterator[None]:
     """Around llama.cpp's loading of a model or making of a context: an assertion that fails in there lets it fail, with

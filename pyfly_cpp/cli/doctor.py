@@ -18,9 +18,9 @@ from pyfly_cpp import __version__, _native
 from pyfly_cpp.cli.loading import MODEL_ARGUMENT, RPC_OPTION, named_once, reasons_from, silence
 from pyfly_cpp.cli.terminal import note, write, write_sentences
 from pyfly_cpp.decoding.drafters import DRAFTERS
-from pyfly_cpp.errors import PyflyError, RpcError
+from pyfly_cpp.errors import NativeError, PyflyError, RpcError
 from pyfly_cpp.evaluation.machine import used_by_others
-from pyfly_cpp.machine import extra_buffers, kernels
+from pyfly_cpp.machine import exactness, extra_buffers, kernels
 from pyfly_cpp.machine.devices import devices
 from pyfly_cpp.machine.files import require_gguf
 from pyfly_cpp.machine.memory import available, in_words
@@ -171,6 +171,7 @@ def _model(path: Path) -> dict[str, Any]:
             "chat_template": llama_cpp.llama_model_chat_template(model, None) is not None,
             "is_recurrent": bool(llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model)),
             "n_protected": _n_protected(model) if _is_model(path) else None,
+            "inexact": _inexact(path) if _is_model(path) else None,
         }
 
 
@@ -181,6 +182,29 @@ def _is_model(path: Path) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _inexact(path: Path) -> tuple[str, ...] | None:
+    """Why drafts may change answers of this model, loaded on the CPU with the defaults; empty: they cannot; None: it is
+    not known."""
+    found = kernels.take(None, str(path), {})
+    params = llama_cpp.llama_context_default_params()
+    params.n_ctx = params.n_batch = params.n_ubatch = 64
+    has_attention = found.attends(_native.inspect_model(str(path)))
+    params.flash_attn_type = (
+        llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED if has_attention else llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    )
+    where = {"n_gpu_layers": 0, "use_extra_bufts": extra_buffers.usable()}
+    with _native.kernels_taken(found.bits), open_metadata(path, **where) as model:
+        context = llama_cpp.llama_init_from_model(model, params)
+        if not context:
+            return None
+        try:
+            return exactness.reasons(context)
+        except NativeError:
+            return None
+        finally:
+            llama_cpp.llama_free(context)
 
 
 def _n_protected(model: Any) -> int | None:
@@ -266,4 +290,11 @@ def _describe(model: dict[str, Any]) -> list[tuple[str, str]]:
         ("  protected tokens", "-" if n_protected is None else str(n_protected)),
         ("  chat template", "yes" if model["chat_template"] else "no"),
         ("  drafts", drafts),
+        ("  same answers", _same_answers(model["inexact"])),
     ]
+
+
+def _same_answers(inexact: tuple[str, ...] | None) -> str:
+    if inexact is None:
+        return "-"
+    return f"not always: {'; '.join(inexact)}" if inexact else "yes: with exact, drafts change no answer"

@@ -36,7 +36,7 @@ from pyfly_cpp.errors import ContextFullError
 from pyfly_cpp.llama.arguments import ChatArguments, described_by
 from pyfly_cpp.llama.load_limits import require_adapter, why_not_loaded, within_positions
 from pyfly_cpp.llama.response_format import with_grammar
-from pyfly_cpp.machine import extra_buffers, kernels
+from pyfly_cpp.machine import exactness, extra_buffers, kernels
 from pyfly_cpp.machine.files import files_of_model, fingerprint
 from pyfly_cpp.machine.memory import in_words
 from pyfly_cpp.machine.placement import Placement
@@ -257,6 +257,18 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
     def can_speculate(self) -> bool:
         """Whether this model's memory can be rolled back; if it cannot, decoding is plain."""
         return self.decoder.target.can_rewind
+
+    @property
+    def inexact(self) -> tuple[str, ...]:
+        """Why a token may have other bits in a batch than alone, so that drafts may change an answer even with the gate
+        `exact`; empty: they cannot. It is true of this model with its cache, kernels and adapter.
+
+        Raises:
+            NativeError: this release of llama.cpp does not show what it computes.
+            BusyError: another thread uses this object.
+        """
+        with self._access.exclusive():
+            return exactness.reasons(self._ctx.ctx)
 
     @property
     def n_ctx_of_text(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +15,9 @@ HERE = Path(__file__).parent
 
 
 def trials_of(name: str) -> list[str]:
-    """The trials that apply to a model of this name."""
-    return [trial for trial in TRIALS if name.endswith("-mtp") == trial.startswith("mtp")]
+    """The trials that apply to a model of this name, of those that `PYFLY_ARCHS_TRIALS` asks for."""
+    wanted = re.compile(os.environ.get("PYFLY_ARCHS_TRIALS", ""))
+    return [trial for trial in TRIALS if name.endswith("-mtp") == trial.startswith("mtp") and wanted.search(trial)]
 
 
 def outcomes(description: Path, folder: Path, seconds: float = 300) -> dict[str, str]:

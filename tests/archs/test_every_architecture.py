@@ -1,7 +1,7 @@
 """Every architecture that llama.cpp's own generator of models describes: `pytest -m archs tests/archs -n 0`. Minutes.
 
-`PYFLY_ARCHS` is a regular expression of the names of models to try, all by default; `PYFLY_ARCHS_TABLE` a file for the
-table of outcomes, in Markdown.
+`PYFLY_ARCHS` and `PYFLY_ARCHS_TRIALS` are regular expressions of the names of models and trials, all by default;
+`PYFLY_ARCHS_TABLE` is a file for the table of outcomes, in Markdown.
 """
 
 from __future__ import annotations

@@ -28,13 +28,16 @@ from pyfly_cpp import (
     Margin,
     PromptLookup,
     Window,
+    _native,
 )
+from pyfly_cpp.machine import exactness, kernels
 
 N_TRAINED = 256  # tokens, of every model of the generator
 N_DRAFT = 4
 N_NEW = 24
 # With caches of F32, a batch and single tokens differ by the noise of F32 alone.
 SETTINGS = {"n_threads": 1, "n_threads_batch": 1, "type_k": 0, "type_v": 0, "verbose": False}
+DEFAULTS = {"n_ctx": N_TRAINED, "adaptive": False, "trace": True, **SETTINGS}
 LOOSE = {"gate": Margin(1.5), "window": Window(3, rule="reconverge")}
 
 
@@ -128,11 +131,10 @@ class World:
         return [self.prompt(i, length) for i, length in zip(range(n), itertools.cycle((5, 40, 17, 60)))]
 
     def opened(self, **options):
-        return FlyLlama(self.path, **{"n_ctx": N_TRAINED, "adaptive": False, "trace": True, **SETTINGS, **options})
+        return FlyLlama(self.path, **{**DEFAULTS, **options})
 
     def batch(self, n, **options):
-        defaults = {"n_ctx": N_TRAINED, "adaptive": False, "trace": True, "flash_attn": False, **SETTINGS}
-        return FlyBatch(self.path, n, **{**defaults, **options})
+        return FlyBatch(self.path, n, **{**DEFAULTS, "flash_attn": False, **options})
 
     def measure(self, prompt, records):
         """Compares what was committed with a fresh evaluation."""
@@ -183,6 +185,8 @@ def is_many(name):
 
 def tolerance(name):
     """Nats, of the trial of this name: five times the noise of most models. A wrong cache is off by more than 0.5."""
+    if name == "bits":
+        return 0.0
     return 0.15 if is_many(name) else 5e-3
 
 
@@ -300,6 +304,64 @@ def edge(world):
             raise AssertionError("more tokens than the context holds")
         except ContextFullError:
             return world.worst([(prompt, list(llm.records))])
+
+
+@trial
+def bits(world):
+    """With Q8_0 weights, F16 caches and our kernels: the tokens and the bits of plain decoding, behind rejections and
+    among other requests. Fails, too, where pyfly-cpp says that a batch may change them, with what it says."""
+    everything = kernels.Verdict(tuple(_native.kernel_types()), True, "every type")
+    verdict, kernels.verdict = kernels.verdict, lambda: everything
+    path = f"{world.path}.q8_0.gguf"
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0
+    options = {**DEFAULTS, "type_k": None, "type_v": None, "flash_attn": None}
+    prompts = world.prompts(4)
+    try:
+        if llama_cpp.llama_model_quantize(world.path.encode(), path.encode(), params) != 0:
+            raise RuntimeError("llama.cpp does not quantise it")
+        said = []
+
+        def alone(**drafting):
+            with closing(FlyLlama(path, **options, **drafting)) as llm:
+                said.extend(exactness.reasons(llm.ctx))
+                return [_bits(world.run(llm, prompt)) for prompt in prompts]
+
+        plain = alone()
+        texts = [prompt + [token for token, _ in own] for prompt, own in zip(prompts, plain)]
+        drafting = {"drafter": _known(texts), "draft_max": N_DRAFT}
+        off = float(alone(**drafting) != plain)
+        with FlyBatch(path, 4, **options, **drafting) as batch:
+            said.extend(exactness.reasons(batch._llama.ctx))
+            handles = [batch.submit(prompt, max_tokens=N_NEW, temperature=0.0) for prompt in prompts]
+            for handle in handles:
+                handle.result()
+            off = max(off, float([_bits(handle.records) for handle in handles] != plain))
+    finally:
+        kernels.verdict = verdict
+        Path(path).unlink(missing_ok=True)
+    if said:
+        raise RuntimeError(f"{'not ' if off == 0.0 else ''}changed by a batch: {'; '.join(dict.fromkeys(said))}")
+    return {"gap": off, "logprob": 0.0}
+
+
+def _known(texts):
+    """A drafter that continues these texts, with a wrong token at every depth in turn."""
+    n_calls = itertools.count()
+
+    def draft(history):
+        text = [int(token) for token in history]
+        rest = next((known[len(text) :] for known in texts if known[: len(text)] == text), [])[:N_DRAFT]
+        depth = next(n_calls) % (N_DRAFT + 1)
+        if depth < len(rest):
+            rest[depth] = rest[depth] % 100 + 1
+        return rest
+
+    return draft
+
+
+def _bits(records):
+    return [(record.token, record.logprob) for record in records]
 
 
 @trial

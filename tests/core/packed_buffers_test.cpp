@@ -1,5 +1,6 @@
 // Packed buffers in ggml's own graphs and threads: products and attention are right, weights come back, and a cache is
 // watched as long as it is there.
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <memory>
@@ -70,6 +71,50 @@ void test_weights_come_back() {
     }
 }
 
+// Rows whose third dimension is shared by two matrices.
+void test_several_matrices() {
+    const Context weights_context = make_context();
+    const PackedBuffers::Taking taking(0);
+    ggml_tensor * weights = ggml_new_tensor_3d(weights_context.get(), GGML_TYPE_F16, 64, 21, 2);
+    const Buffer weights_buffer(ggml_backend_alloc_ctx_tensors_from_buft(weights_context.get(), PackedBuffers::type()));
+    std::vector<ggml_fp16_t> halves(64 * 21 * 2);
+    for (size_t i = 0; i < halves.size(); i++) {
+        halves[i] = ggml_fp32_to_fp16(static_cast<float>(i * 7 % 65) / 32.0f - 1.0f);
+    }
+    ggml_backend_tensor_set(weights, halves.data(), 0, ggml_nbytes(weights));
+    const Context context(ggml_init({16 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true}));
+    ggml_tensor * x = ggml_new_tensor_4d(context.get(), GGML_TYPE_F32, 64, 6, 4, 3);
+    ggml_tensor * product = ggml_mul_mat(context.get(), weights, x);
+    const Buffer buffer(ggml_backend_alloc_ctx_tensors_from_buft(context.get(), ggml_backend_cpu_buffer_type()));
+    std::vector<float> rows(static_cast<size_t>(ggml_nelements(x)));
+    for (size_t i = 0; i < rows.size(); i++) {
+        rows[i] = static_cast<float>(i * 11 % 97) / 48.0f - 1.0f;
+    }
+    ggml_backend_tensor_set(x, rows.data(), 0, ggml_nbytes(x));
+    ggml_cgraph * graph = ggml_new_graph(context.get());
+    ggml_build_forward_expand(graph, product);
+    ggml_backend_t backend = ggml_backend_cpu_init();
+    ggml_backend_cpu_set_n_threads(backend, 3);
+    check(ggml_backend_supports_op(backend, product) && PackedBuffers::computes(product), "matrices are multiplied");
+    check(ggml_backend_graph_compute(backend, graph) == GGML_STATUS_SUCCESS, "a graph is computed");
+    ggml_backend_free(backend);
+    std::vector<float> out(static_cast<size_t>(ggml_nelements(product)));
+    ggml_backend_tensor_get(product, out.data(), 0, ggml_nbytes(product));
+    for (size_t r = 0; r < 6 * 4 * 3; r++) {
+        const size_t matrix = r / 6 % 4 / 2;
+        for (size_t o = 0; o < 21; o++) {
+            double right = 0.0, magnitude = 0.0;
+            for (size_t i = 0; i < 64; i++) {
+                const double term = static_cast<double>(ggml_fp16_to_fp32(halves[(matrix * 21 + o) * 64 + i])) *
+                                    static_cast<double>(rows[r * 64 + i]);
+                right += term;
+                magnitude += std::abs(term);
+            }
+            check(std::abs(static_cast<double>(out[r * 21 + o]) - right) <= 1e-6 * magnitude, "a product of matrices");
+        }
+    }
+}
+
 // Contexts that come and go leave nothing, and a state that is restored has its own order.
 void test_caches() {
     CellOrder order;
@@ -113,6 +158,7 @@ int main() {
     }
     test_trials();
     test_weights_come_back();
+    test_several_matrices();
     test_caches();
     std::printf("%s\n", n_failed == 0 ? "ok" : "failed");
     return n_failed == 0 ? 0 : 1;

@@ -193,6 +193,30 @@ def test_threads_change_no_row_of_what_is_not_ours(architecture, more, kind, tmp
     assert np.array_equal(rows[0], rows[1]) and np.array_equal(rows[0], rows[2])
 
 
+def test_a_model_knows_whether_a_batch_changes_its_rows(tiny_target, lora, tmp_path):
+    """What is said is what holds: one token alone, and the first of a batch of four."""
+    alibi = str(make("mpt", ALIBI, tmp_path / "alibi.gguf"))
+    cases = (
+        (tiny_target, {}, ()),
+        (tiny_target, {"kernels": "stock", "flash_attn": True}, ("attention", "attn_q", "(F16)")),
+        (tiny_target, {"flash_attn": False}, ("without flash attention",)),
+        (tiny_target, {"type_k": 8, "type_v": 8, "flash_attn": True}, ("Q8_0",)),
+        (tiny_target, {"lora_path": lora}, ("LoRA",)),
+        (alibi, {"flash_attn": True}, ("ALiBi",)),
+    )
+    for path, options, named in cases:
+        with closing(FlyLlama(path, n_ctx=256, verbose=False, **{"kernels": "auto", **options})) as llm:
+            tokens = [int(token) for token in np.random.default_rng(1).integers(3, 100, 100)]
+            rows_of(llm, tokens[:90], [30] * 3)
+            alone = rows_of(llm, tokens[90:94], [1] * 4, 90)
+            said = llm.inexact
+            rows_of(llm, tokens[:90], [30] * 3)
+            together = rows_of(llm, tokens[90:94], [4], 90)
+            assert said == llm.inexact
+            assert bool(said) == bool(named) and all(name in "; ".join(said) for name in named), options
+            assert said or np.array_equal(alone, together), options
+
+
 def texts(llm, prompts, n=48):
     return [llm.create_completion(p, max_tokens=n, temperature=0.0)["choices"][0]["text"] for p in prompts]
 

@@ -1,0 +1,81 @@
+#include "graph_products.h"
+
+#include <algorithm>
+#include <cctype>
+
+#include "error.h"
+#include "ggml.h"
+#include "llama_ext.h"
+#include "packed_buffers.h"
+
+namespace pyfly {
+
+namespace {
+
+// Operations that add up products. What is left is computed for each token by itself.
+bool is_product(const ggml_tensor * op) {
+    switch (op->op) {
+        case GGML_OP_MUL_MAT:
+        case GGML_OP_MUL_MAT_ID:
+        case GGML_OP_OUT_PROD:
+        case GGML_OP_FLASH_ATTN_EXT:
+            return true;
+        default:
+            return false;
+    }
+}
+
+// A name without the number of its layer: blk.N.attn_q.weight, cache_k_lN.
+std::string without_layer(const std::string & name) {
+    std::string out;
+    for (size_t i = 0; i < name.size();) {
+        const bool is_number = i > 0 && std::isdigit(static_cast<unsigned char>(name[i])) != 0 &&
+                               (name.compare(0, i, "blk.") == 0 || (i > 1 && name.compare(i - 2, 2, "_l") == 0));
+        if (!is_number) {
+            out += name[i++];
+            continue;
+        }
+        out += 'N';
+        while (i < name.size() && std::isdigit(static_cast<unsigned char>(name[i])) != 0) {
+            i++;
+        }
+    }
+    return out;
+}
+
+// The matrix itself, where it is a view of one.
+const ggml_tensor * whole(const ggml_tensor * matrix) {
+    return matrix->view_src != nullptr ? matrix->view_src : matrix;
+}
+
+} // namespace
+
+std::vector<ForeignProduct> foreign_products(llama_context * context) {
+    constexpr uint32_t n_tokens = 4;
+    ggml_cgraph * graph = llama_graph_reserve(context, n_tokens, 1, n_tokens);
+    if (graph == nullptr) {
+        throw Error(PYFLY_STATUS_NATIVE, "llama.cpp shows no graph of this context");
+    }
+    std::vector<ForeignProduct> found;
+    for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
+        const ggml_tensor * op = ggml_graph_node(graph, i);
+        if (!is_product(op) || PackedBuffers::computes(op)) {
+            continue;
+        }
+        const ggml_tensor * matrix = whole(op->src[op->op == GGML_OP_FLASH_ATTN_EXT ? 1 : 0]); // the keys
+        const bool is_computed = matrix->op != GGML_OP_NONE;
+        const ForeignProduct product = {ggml_op_name(op->op), is_computed ? "" : without_layer(ggml_get_name(matrix)),
+                                        ggml_type_name(matrix->type), 1};
+        const auto same = std::find_if(found.begin(), found.end(), [&](const ForeignProduct & other) {
+            return other.op == product.op && other.weights == product.weights && other.type == product.type;
+        });
+        if (same != found.end()) {
+            same->n++;
+        } else {
+            found.push_back(product);
+        }
+    }
+    return found;
+}
+
+} // namespace pyfly
