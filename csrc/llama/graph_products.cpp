@@ -51,8 +51,8 @@ const ggml_tensor * whole(const ggml_tensor * matrix) {
 } // namespace
 
 std::vector<ForeignProduct> foreign_products(llama_context * context) {
-    constexpr uint32_t n_tokens = 4;
-    ggml_cgraph * graph = llama_graph_reserve(context, n_tokens, 1, n_tokens);
+    const uint32_t n_sequences = llama_n_seq_max(context); // as llama.cpp does: some graphs end the process with fewer
+    ggml_cgraph * graph = llama_graph_reserve(context, 4 * n_sequences, n_sequences, n_sequences);
     if (graph == nullptr) {
         throw Error(PYFLY_STATUS_NATIVE, "llama.cpp shows no graph of this context");
     }

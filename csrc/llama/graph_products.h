@@ -17,7 +17,7 @@ struct ForeignProduct {
     size_t n;            // how many there are
 };
 
-// Looks at the graph of a batch of four tokens of one sequence, with the adapters that are set; what the context holds
+// Looks at the graph of a batch of four tokens of each sequence, with the adapters that are set; what the context holds
 // stays. Throws Error(PYFLY_STATUS_NATIVE) where this release does not show graphs, or makes none.
 std::vector<ForeignProduct> foreign_products(llama_context * context);
 

@@ -38,7 +38,7 @@ POPULAR = {
     "deepseek2": {
         **_EXPERTS, "attention.head_count_kv": 1, "attention.q_lora_rank": 32, "attention.kv_lora_rank": 32,
         "rope.dimension_count": 8, "attention.key_length": 40, "attention.value_length": 32,
-        "attention.key_length_mla": 24, "attention.value_length_mla": 16, "leading_dense_block_count": 1,
+        "attention.key_length_mla": 40, "attention.value_length_mla": 32, "leading_dense_block_count": 1,
         "expert_shared_count": 1, "expert_weights_scale": 1.0, "expert_gating_func": 2,
     },
     "gpt-oss": {**_EXPERTS, **_WINDOW},

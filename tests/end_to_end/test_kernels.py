@@ -196,8 +196,10 @@ def test_threads_change_no_row_of_what_is_not_ours(architecture, more, kind, tmp
 def test_a_model_knows_whether_a_batch_changes_its_rows(tiny_target, lora, tmp_path):
     """What is said is what holds: one token alone, and the first of a batch of four."""
     alibi = str(make("mpt", ALIBI, tmp_path / "alibi.gguf"))
+    latent = str(make("deepseek2", POPULAR["deepseek2"], tmp_path / "latent.gguf"))  # matrices in three dimensions
     cases = (
         (tiny_target, {}, ()),
+        (latent, {}, ()),
         (tiny_target, {"kernels": "stock", "flash_attn": True}, ("attention", "attn_q", "(F16)")),
         (tiny_target, {"flash_attn": False}, ("without flash attention",)),
         (tiny_target, {"type_k": 8, "type_v": 8, "flash_attn": True}, ("Q8_0",)),
