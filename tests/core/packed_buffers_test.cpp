@@ -151,7 +151,7 @@ void test_caches() {
 } // namespace
 
 int main() {
-    const std::string why_not = PackedBuffers::install();
+    const std::string why_not = PackedBuffers::enable();
     if (!why_not.empty()) {
         std::printf("skipped: %s\n", why_not.c_str());
         return 0;
