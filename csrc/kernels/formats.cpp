@@ -250,8 +250,7 @@ template <> void decode_block<WeightType::iq4_xs>(const uint8_t * block, Decoded
     out.m = 0;
 }
 
-// ---- And back
-// ---------------------------------------------------------------------------------------------------------
+// ---- And back -------------------------------------------------------------------------------------------------------
 
 template <> void encode_block<WeightType::q4_0>(const DecodedBlock & block, uint8_t * out) {
     write_16(block.d, out);

@@ -28,8 +28,7 @@ using V = Simd::F; // lanes of float
 constexpr int parts = panel / Simd::lanes; // a panel is computed in this many parts
 constexpr int part_bytes = vector / parts;
 
-// ---- Activations
-// -----------------------------------------------------------------------------------------------------
+// ---- Activations ----------------------------------------------------------------------------------------------------
 
 // The unsigned form of a type's weights is multiplied, unless the instruction set prefers the signed one.
 template <WeightType type>
@@ -109,8 +108,7 @@ template <WeightType type> void quantise(const float * x, size_t n_in, int32_t *
     }
 }
 
-// ---- Weights
-// ---------------------------------------------------------------------------------------------------------
+// ---- Weights --------------------------------------------------------------------------------------------------------
 
 // Parts of n_bits bits of quad `i` of a unit, moved to bit `to`.
 template <int n_bits, int to> PYFLY_INLINE I bits_of(const uint8_t * vectors, int i) {
@@ -174,8 +172,7 @@ struct Unpacked {
     PYFLY_INLINE void prefetch_unit(int) const {}
 };
 
-// ---- Products
-// --------------------------------------------------------------------------------------------------------
+// ---- Products -------------------------------------------------------------------------------------------------------
 
 // Adds to sums of m rows the products of a block of one part of a panel.
 template <WeightType type, int m, class Weights>
@@ -330,8 +327,7 @@ void multiply_panel(const uint8_t * weights, size_t n_in, const int32_t * rows, 
     }
 }
 
-// ---- Weights that are floats
-// -----------------------------------------------------------------------------------------
+// ---- Weights that are floats ----------------------------------------------------------------------------------------
 
 // Four sums of every fourth input, added at the end: one alone would wait for itself.
 constexpr int n_chains = 4;

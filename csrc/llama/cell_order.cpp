@@ -10,8 +10,7 @@ namespace {
 using ggml_internal::Buffer;
 using ggml_internal::BufferFunctions;
 
-// ---- Buffers of caches, watched
-// --------------------------------------------------------------------------------------
+// ---- Buffers of caches, watched -------------------------------------------------------------------------------------
 
 struct Watched {
     BufferFunctions functions; // its own, before they became ours
@@ -59,8 +58,7 @@ void watch(ggml_backend_buffer_t buffer, CellOrder & order) {
 
 } // namespace
 
-// ---- The order
-// -------------------------------------------------------------------------------------------------------
+// ---- The order ------------------------------------------------------------------------------------------------------
 
 bool CellOrder::Written::ends_with(const std::vector<int32_t> & last) const {
     if (cells.size() < last.size() || !std::equal(last.rbegin(), last.rend(), cells.rbegin())) {
@@ -158,8 +156,7 @@ size_t CellOrder::n_caches() {
     return caches_.size();
 }
 
-// ---- What graphs write
-// -----------------------------------------------------------------------------------------------
+// ---- What graphs write ----------------------------------------------------------------------------------------------
 
 bool CellWriter::is_write(const ggml_tensor * op) {
     const ggml_tensor * cache = op->view_src;

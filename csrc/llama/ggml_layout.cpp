@@ -19,8 +19,7 @@ namespace {
 
 using namespace ggml_internal;
 
-// ---- Functions that note how they are called
-// -------------------------------------------------------------------------
+// ---- Functions that note how they are called ------------------------------------------------------------------------
 
 struct Call {
     size_t place;           // of the function in its table
@@ -87,8 +86,7 @@ template <class Ask> bool calls(const void * self, size_t offset, uintptr_t answ
     return n == 1 && n_right == 1;
 }
 
-// ---- Buffers
-// ---------------------------------------------------------------------------------------------------------
+// ---- Buffers --------------------------------------------------------------------------------------------------------
 
 struct Free {
     void operator()(ggml_context * context) const { ggml_free(context); }
@@ -168,8 +166,7 @@ bool has_known_base() {
     return is_known;
 }
 
-// ---- Operations
-// ------------------------------------------------------------------------------------------------------
+// ---- Operations -----------------------------------------------------------------------------------------------------
 
 // Whether there is a structure of ggml's where an argument points to: on the stack of this thread.
 bool is_on_stack(uintptr_t address) {

@@ -84,8 +84,7 @@ size_t matrix_bytes(const ggml_tensor * weights) {
            kernels::n_panels(static_cast<size_t>(weights->ne[1]));
 }
 
-// ---- Multiplying
-// -----------------------------------------------------------------------------------------------------
+// ---- Multiplying ----------------------------------------------------------------------------------------------------
 
 // Where row r of a batch is, counted over three dimensions.
 template <class Byte> Byte * row_at(Byte * data, const ggml_tensor * tensor, int64_t r) {
@@ -330,8 +329,7 @@ class PackedExtra : public ExtraBufferType {
     }
 } extra;
 
-// ---- The buffer type
-// -------------------------------------------------------------------------------------------------
+// ---- The buffer type ------------------------------------------------------------------------------------------------
 
 constexpr size_t worth_a_thread = size_t{1} << 20; // bytes
 
@@ -478,8 +476,7 @@ ggml_backend_buffer_t alloc(ggml_backend_buffer_type_t type, size_t size) {
     return buffer;
 }
 
-// ---- Installing
-// ------------------------------------------------------------------------------------------------------
+// ---- Installing -----------------------------------------------------------------------------------------------------
 
 BufferType * installed = nullptr;
 ggml_backend_buffer_type_t * offered = nullptr; // what a model that is loaded may choose from; ends with null
