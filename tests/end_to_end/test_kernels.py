@@ -553,6 +553,7 @@ def locked():
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmLck"))
 
+_native.enable_kernels()
 kernels.verdict = lambda: kernels.Verdict(tuple(_native.kernel_types()), True, "every type")
 llm = FlyLlama(sys.argv[1], kernels="auto", n_ctx=64, use_mlock=True, verbose=False)
 print(locked())
