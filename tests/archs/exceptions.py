@@ -37,7 +37,6 @@ _SHAPES = Expected("bits", "llama.cpp multiplies by blk", "not a multiple of 32 
 INEXACT: dict[str, Expected] = {
     "bitnet-dense": Expected("bits", "token_embd", "its output is a product of the embeddings, which stay in the file"),
     "bloom-dense": _ALIBI,
-    "deepseek4-moe": _SHAPES,
     "gemma3n-dense": _SHAPES,
     "glm5-next-moe": _SHAPES,
     "grok-moe": _WITHOUT,

@@ -19,6 +19,8 @@ from llama_cpp._ggml import libggml
 HERE = Path(__file__).parent
 _UNSCALED = {"gemma3n", "gemma4"}
 """Whose attention leaves the division by the square root of a head's width to the norms of the queries."""
+_READ_ALIBI = {"jais", "mpt"}
+"""Whose bias by distance is a key of the file. The generator writes it for all."""
 
 
 class Tensor(ctypes.Structure):
@@ -114,7 +116,8 @@ def write_model(description, path, seed=1, left_out=()):
     architecture = reader.fields["general.architecture"].contents()
     writer = gguf.GGUFWriter(str(path), architecture)
     for name, field in reader.fields.items():
-        if not name.startswith("GGUF.") and name != "general.architecture":
+        is_for_others = name.endswith(".max_alibi_bias") and architecture not in _READ_ALIBI
+        if not name.startswith("GGUF.") and name != "general.architecture" and not is_for_others:
             writer.add_key_value(
                 name, field.contents(), field.types[0], field.types[-1] if len(field.types) > 1 else None
             )
