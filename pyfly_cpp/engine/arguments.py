@@ -93,7 +93,7 @@ def require_sampling(sampling: Mapping[str, Any]) -> None:
 
 def require_request(max_tokens: Any, seed: Any) -> None:
     """Raises ValueError unless these arguments of `create_completion` are numbers or None."""
-    if max_tokens is not None and not _is_number(max_tokens):
+    if max_tokens is not None and not isinstance(max_tokens, numbers.Real):
         raise ValueError(f"max_tokens must be a number of tokens, or None for no limit, not {max_tokens!r}.")
     if seed is not None and not is_integer(seed):
         raise ValueError(f"seed must be an integer or None, not {seed!r}.")
