@@ -4,8 +4,10 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <functional>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -95,11 +97,44 @@ const std::vector<Type> types = {
     {WeightType::bf16, "bf16", 1, 2, {}},         {WeightType::f32, "f32", 1, 4, {}},
 };
 
+// What weights and activations are made of.
+struct Numbers {
+    const char * name;
+    std::function<uint8_t(std::mt19937 &)> byte;               // of the weights' file
+    std::function<float(std::mt19937 &, size_t i)> activation; // the i-th
+};
+
+const Numbers usual = {"usual", [](std::mt19937 & random) { return static_cast<uint8_t>(random()); },
+                       [](std::mt19937 & random, size_t) { return std::normal_distribution<float>()(random); }};
+
+// Sums as large as they can be: the largest weights, and activations that are all as large.
+std::vector<Numbers> extremes() {
+    std::vector<Numbers> out;
+    const auto weights = [](uint8_t byte) { return [byte](std::mt19937 &) { return byte; }; };
+    const auto either = [](std::mt19937 & random) { return static_cast<uint8_t>(random() & 1 ? 0xFF : 0x00); };
+    const auto every = [](size_t n) { return [n](std::mt19937 &, size_t i) { return i / n % 2 == 0 ? 1.0f : -1.0f; }; };
+    const std::vector<std::pair<const char *, std::function<uint8_t(std::mt19937 &)>>> bytes = {
+        {"ones", weights(0xFF)},
+        {"zeros", weights(0x00)},
+        {"either", either},
+        {"high nibbles", weights(0xF0)},
+        {"high bits", weights(0x80)}};
+    for (const auto & [name, byte] : bytes) {
+        out.push_back({name, byte, [](std::mt19937 &, size_t) { return 1.0f; }});
+        out.push_back({name, byte, [](std::mt19937 &, size_t) { return -1.0f; }});
+        out.push_back({name, byte, every(1)});
+        out.push_back({name, byte, every(2)});
+        out.push_back({name, byte, [](std::mt19937 & random, size_t) { return random() & 1 ? 1.0f : -1.0f; }});
+    }
+    return out;
+}
+
 // Rows of a file: any bits, but numbers of about 1/128 to 1/32 where they are floats.
-std::vector<uint8_t> random_rows(const Type & type, size_t n_in, size_t n_out, std::mt19937 & random) {
+std::vector<uint8_t> make_rows(const Type & type, size_t n_in, size_t n_out, const Numbers & numbers,
+                               std::mt19937 & random) {
     std::vector<uint8_t> rows(n_in / type.block * type.bytes * n_out);
     for (uint8_t & byte : rows) {
-        byte = static_cast<uint8_t>(random());
+        byte = numbers.byte(random);
     }
     for (size_t at = 0; at < rows.size(); at += type.bytes) {
         for (const size_t half : type.halves) {
@@ -141,12 +176,12 @@ std::vector<float> multiply(const Products & products, const std::vector<uint8_t
     return out;
 }
 
-void test_type(const Type & type, size_t n_in, std::mt19937 & random) {
+void test_type(const Type & type, size_t n_in, const Numbers & numbers, std::mt19937 & random) {
     constexpr size_t n_own = 27, n_out = 32; // the last panel has five outputs less
-    const std::string what = std::string(type.name) + ", " + std::to_string(n_in) + " inputs";
+    const std::string what = std::string(type.name) + ", " + std::to_string(n_in) + " inputs, " + numbers.name;
     check(can_pack(type.type, n_in, n_own) && n_panels(n_own) == n_out / panel, what + ": can be packed");
     check(row_bytes(type.type, n_in) == n_in / type.block * type.bytes, what + ": bytes of a row");
-    const std::vector<uint8_t> rows = random_rows(type, n_in, n_own, random);
+    const std::vector<uint8_t> rows = make_rows(type, n_in, n_own, numbers, random);
     std::vector<uint8_t> packed(panel_bytes(type.type, n_in) * (n_out / panel));
     for (size_t p = 0; p < n_out / panel; p++) {
         pack_panel(type.type, n_in, rows.data() + p * panel * row_bytes(type.type, n_in),
@@ -160,10 +195,9 @@ void test_type(const Type & type, size_t n_in, std::mt19937 & random) {
     }
     check(unpacked == rows, what + ": the bytes of the file come back");
     const Products & products = *pyfly::kernels::products(type.type);
-    std::normal_distribution<float> normal;
     std::vector<float> x(most_rows * n_in);
-    for (float & value : x) {
-        value = normal(random);
+    for (size_t i = 0; i < x.size(); i++) {
+        x[i] = numbers.activation(random, i);
     }
     std::vector<float> alone;
     for (size_t r = 0; r < most_rows; r++) {
@@ -214,10 +248,13 @@ int main() {
     std::mt19937 random(7);
     for (const Type & type : types) {
         for (const size_t n_in : {256, 512, 1280}) {
-            test_type(type, n_in, random);
+            test_type(type, n_in, usual, random);
         }
         if (type.block < 256) {
-            test_type(type, 96, random);
+            test_type(type, 96, usual, random);
+        }
+        for (const Numbers & numbers : extremes()) {
+            test_type(type, 512, numbers, random);
         }
         check(!can_pack(type.type, 0, 16) && !can_pack(type.type, 256, 0),
               std::string(type.name) + ": shapes that do not fit");
