@@ -1,6 +1,6 @@
 """What more texts are worth to a head: heads from the first N tokens of one training, judged on the same other texts.
 
-    python benchmarks/learning_curve.py TARGET HEAD.work --tokens 50000 100000 200000 [--passes 1] [--kind eagle3]
+    python benchmarks/learning_curve.py TARGET HEAD.work --tokens 50000 100000 200000 [--passes 1]
 
 HEAD.work is the folder that `pyfly-cpp heads train TARGET -o HEAD` leaves: it holds the texts and the target's states.
 Each head begins anew, learns from the texts among the first N tokens, in so many passes, while its rate falls to the
@@ -17,7 +17,7 @@ from pathlib import Path
 from common import markdown, print_machine
 
 from pyfly_cpp import _native
-from pyfly_cpp.heads.fit import FITS, Acceptance, Dataset, spans_of
+from pyfly_cpp.heads.fit import Acceptance, Dataset, Fit, spans_of
 from pyfly_cpp.heads.plan import layers_of
 from pyfly_cpp.heads.states import read_states
 from pyfly_cpp.heads.target import TargetFile
@@ -35,7 +35,6 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--tokens", type=int, nargs="+", required=True)
     parser.add_argument("--passes", type=int, default=1)
-    parser.add_argument("--kind", choices=FITS, default="eagle3")
     given = parser.parse_args()
     print_machine()
     target = TargetFile(given.target)
@@ -55,7 +54,7 @@ def main() -> None:
         data = Dataset(rows, [span for span in spans if span.end <= n], target)
         data.held_out = held_out
         begun = time.monotonic()
-        fit = FITS[given.kind](data, target, layers, seed=0, n_passes=given.passes)
+        fit = Fit(data, target, layers, seed=0, n_passes=given.passes)
         fit.begin()
         tell(f"{n}, nothing learned", fit.accept(), begun)
         while not fit.has_ended:

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from pyfly_cpp import FlyLlama
 from pyfly_cpp.decoding.drafters import Drafter
-from pyfly_cpp.heads.dflash import DFlashHead
 from pyfly_cpp.heads.eagle3 import Eagle3Head
 from pyfly_cpp.heads.unroll import Head, unroll
 from recipe import dflash, eagle3, qwen35
+from recipe.dflash import DFlashHead
 from recipe.llama import Llama
 from recipe.qwen35 import MTPBlock, Qwen35
 from recipe.shapes import N_WINDOW

@@ -49,16 +49,35 @@ class Eagle3Shape(Shape, shapes.Eagle3Shape):
 
 
 @dataclass(frozen=True)
-class DFlashShape(Shape, shapes.DFlashShape):
+class DFlashShape(Shape):
     """A head that drafts a block in one pass: DFlash, or DSpark with a Markov head."""
 
     n_layer: int = 2
     n_ff: int = 512
     target_layers: tuple[int, ...] = (1, 3, 5)
+    """As of an EAGLE-3 head."""
+    block_size: int = 16
+    """Rows of a block, the anchor's among them."""
     mask_token: int = N_VOCAB - 3
-    """The end of a document."""
+    """Stands where a token is to be proposed: the end of a document."""
+    n_markov: int = 0
+    """Rank of the Markov head; 0: DFlash, which has none."""
     n_decay: float = 7.0
     """So many rows further, a row counts 1/e in the training."""
+
+    @property
+    def first_row(self) -> int:
+        """The first row that proposes a token."""
+        return 0 if self.n_markov > 0 else 1
+
+    def fields(self) -> Mapping[str, Value]:
+        fields = {
+            **super().fields(),
+            "block_size": self.block_size,
+            "target_layers": list(self.target_layers),
+            "attention.causal": False,
+        }
+        return fields if self.n_markov == 0 else {**fields, "sample_from_anchor": True, "has_confidence_head": True}
 
 
 @dataclass(frozen=True)

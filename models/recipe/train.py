@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pyfly_cpp.heads.dflash import DFlashHead
 from pyfly_cpp.heads.eagle3 import Eagle3Head
 from pyfly_cpp.heads.precision import autocast
 from pyfly_cpp.heads.unroll import Head, unroll
 from recipe import dflash, eagle3, qwen35, shapes
+from recipe.dflash import DFlashHead
 from recipe.folder import PARTS
 from recipe.llama import Llama
 from recipe.qwen35 import MTPBlock, Qwen35

@@ -12,9 +12,18 @@ from pyfly_cpp.cli import if_interrupted
 from pyfly_cpp.cli.loading import N_THREADS_OPTION, silence
 from pyfly_cpp.cli.terminal import Bar, ask_for, note
 from pyfly_cpp.heads import Plan, Trained, plan_head, train_head
-from pyfly_cpp.heads.plan import HEADS, KINDS
+from pyfly_cpp.heads.plan import KINDS
 from pyfly_cpp.machine.memory import in_words
 from pyfly_cpp.models.named import resolve_model
+
+
+def _only_eagle3(_context: click.Context, _option: click.Parameter, kind: str | None) -> None:
+    """Earlier versions also trained DSpark heads."""
+    if kind not in (None, "eagle3"):
+        raise click.UsageError(
+            f"heads of the kind {kind} cannot be trained; leave --kind out for an EAGLE-3 head (1.96 tokens per step, "
+            "DSpark 1.37)."
+        )
 
 
 @click.group("heads", short_help="Train a head that drafts for a model.")
@@ -29,7 +38,7 @@ def command() -> None:
 @click.option("--prompts", metavar="FILE", help="JSON Lines that TARGET answers.  [default: built-in and made up]")
 @click.option("--tokens", "n_tokens", default=200_000, metavar="N", help="Most tokens to learn from.")
 @click.option("--hours", default=3.0, metavar="H", help="Most time for all steps.")
-@click.option("--kind", "head", default="eagle3", type=click.Choice(tuple(HEADS)), help="Kind of head.")
+@click.option("--kind", "head", hidden=True, expose_value=False, callback=_only_eagle3)
 @click.option("--type", "kind", default="q8_0", type=click.Choice(KINDS), help="Type of the head's matrices.")
 @click.option("--licence", metavar="NAME", help="Licence of the texts, noted in the file.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before the work.")
@@ -43,7 +52,6 @@ def train(
     prompts: str | None,
     n_tokens: int,
     hours: float,
-    head: str,
     kind: str,
     licence: str | None,
     yes: bool,
@@ -59,7 +67,7 @@ def train(
     silence()
     plan = plan_head(
         resolve_model(target), output, texts=texts, prompts=prompts, n_tokens=n_tokens, hours=hours, kind=kind,
-        head=head, licence=licence, force=force,
+        licence=licence, force=force,
     )  # fmt: skip
     _ask(plan, yes)
     if_interrupted("Progress is saved; run the same command to resume.")
@@ -91,4 +99,4 @@ def _show(plan: Plan, found: Trained) -> None:
         plain, drafted = found.speeds
         click.echo(f"{plain:.1f} tokens/s without the head, {drafted:.1f} with it ({drafted / plain:.2f}x).")
     target, head = shlex.quote(str(plan.target)), shlex.quote(str(found.path))
-    click.echo(f"Use it:\n  pyfly-cpp chat -m {target} --drafter lookup+{plan.head} -d {head}")
+    click.echo(f"Use it:\n  pyfly-cpp chat -m {target} --drafter lookup+eagle3 -d {head}")

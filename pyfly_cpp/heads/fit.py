@@ -1,4 +1,4 @@
-"""Learning: a head from a states file, as it will draft, EAGLE-3 unrolled over several depths and DSpark in blocks."""
+"""Learning: a head from a states file, unrolled over several depths, as it will draft."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from pyfly_cpp.errors import NotFiniteError
-from pyfly_cpp.heads.dflash import DFlashHead
 from pyfly_cpp.heads.eagle3 import Eagle3Head, Passage
 from pyfly_cpp.heads.export import Weights, with_adjacent_rope
 from pyfly_cpp.heads.precision import autocast
-from pyfly_cpp.heads.shapes import DFlashShape, Eagle3Shape
+from pyfly_cpp.heads.shapes import Eagle3Shape
 from pyfly_cpp.heads.states import Rows
 from pyfly_cpp.heads.target import TargetFile
 from pyfly_cpp.heads.texts import Text
@@ -31,24 +30,12 @@ from pyfly_cpp.machine.files import replaced
 N_DRAFT_VOCAB = 8192
 """Most tokens that a head can propose."""
 
-N_BLOCK = 8
-"""Tokens of a block of a DSpark head."""
-
-N_MARKOV = 64
-"""Rank of its Markov head."""
-
 STEP_WEIGHTS = (1.0, 0.8, 0.64)
 """Weights of the unrolled steps of a head: the first, second and third token of a draft."""
 
 STATE_WEIGHT = 1.0
 """Of the mean squared distance between the head's states and the target's, both of size 1, next to the cross-entropy in
 nats."""
-
-DECAY = 7.0
-"""So many rows further, a row of a block counts 1/e."""
-
-ROWS_OF_BLOCK = 4
-"""A block is drafted behind one token in so many of a text."""
 
 N_ROWS = (512, 4096)
 """Rows of a training step: as many as make STEPS_OF_PASS, within these bounds."""
@@ -63,8 +50,8 @@ N_REGRESSED = 65_536
 seven, in which learning gains more."""
 
 RATE = 3e-3
-"""Learning rate of a head 256 wide. For others it falls with the width, or where learning begins with the regressions,
-which a higher rate spoils (5e-4 at a width of 1536), with its square."""
+"""Learning rate of a head 256 wide. It falls with the square of the width, because a higher rate spoils the regressions
+(5e-4 at a width of 1536)."""
 
 WARM_UP = 20
 """Steps until the full learning rate."""
@@ -110,10 +97,8 @@ def spans_of(rows: Rows, texts: Sequence[Text]) -> list[Span]:
 class Window(NamedTuple):
     """Rows of some texts, padded: row r is of token r + 1 of a text."""
 
-    tokens: Tensor
-    """[text, row]"""
     embeddings: Tensor
-    """Their embeddings, [text, row, n_embd]."""
+    """The tokens' embeddings, [text, row, n_embd]."""
     features: Tensor
     """The target's states at the token before, [text, row, 3 * n_embd_target]."""
     ids: Tensor
@@ -137,11 +122,10 @@ class Dataset:
         self.held_out = [span for span in spans if span.is_held_out]
         tokens = np.asarray(rows["token"])
         self.n_vocab = target.n_vocab
-        self.used = np.unique(tokens)
+        used = np.unique(tokens)
         self._index = np.zeros(target.n_vocab, np.int64)
-        self._index[self.used] = np.arange(len(self.used))
-        self._embeddings = torch.from_numpy(target.embeddings(self.used).astype(np.float16))
-        self.mask = torch.from_numpy(target.embeddings(np.array([target.mask_token])))
+        self._index[used] = np.arange(len(used))
+        self._embeddings = torch.from_numpy(target.embeddings(used).astype(np.float16))
         norm = torch.from_numpy(target.output_norm)
         self._output_norm = torch.where(norm.abs() < 1e-4, torch.inf, norm)
 
@@ -209,7 +193,6 @@ class Dataset:
         next_token = np.concatenate([rows["token"][:, 2:], np.full((len(spans), 1), -1)], axis=1)
         now = rows[:, 1:]
         return Window(
-            torch.from_numpy(now["token"].astype(np.int64)),
             self._embedded(now["token"]),
             torch.from_numpy(rows["inputs"][:, :-1].astype(np.float32)),
             torch.from_numpy(now["ids"].astype(np.int64)),
@@ -269,32 +252,29 @@ class Wanted(NamedTuple):
 
 
 class Fit:
-    """A head that learns, pass after pass over the texts: here an EAGLE-3 head."""
-
-    architecture = "eagle3"
-    """Of its file."""
-    rate_power = 2
-    """Power of the width with which the learning rate falls."""
-    head: Any
-    """The network, with its `shape`."""
+    """An EAGLE-3 head that learns, pass after pass over the texts."""
 
     def __init__(
         self, data: Dataset, target: TargetFile, layers: tuple[int, int, int], seed: int, n_passes: int
     ) -> None:
         torch.manual_seed(seed)
-        shape = self._shape(target, layers)
+        shape = _shape(target, layers)
         self.data, self.seed, self.n_passes = data, seed, n_passes
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         d2t = torch.from_numpy(data.frequent(shape.n_draft_vocab))
         output = torch.from_numpy(target.outputs(d2t.numpy()))
-        self.head = self._new_head(shape, d2t, output, torch.from_numpy(target.output_norm)).to(self.device)
+        self.head = Eagle3Head(shape, d2t)
+        self.head.start_from(output, torch.from_numpy(target.output_norm))
+        self.head.level(data.sample(4096, seed))
+        self.head.attend_to_itself()
+        self.head.to(self.device)
         self._t2d = self._draft_ids()
         parameters = list(self.head.parameters())
         groups = [
             {"params": [p for p in parameters if p.ndim > 1], "weight_decay": 0.1},
             {"params": [p for p in parameters if p.ndim == 1], "weight_decay": 0.0},
         ]
-        rate = RATE * (256 / shape.n_embd) ** self.rate_power
+        rate = RATE * (256 / shape.n_embd) ** 2
         self._optimiser = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=True)
         self._rate = rate
         self.n_done = 0
@@ -303,16 +283,6 @@ class Fit:
         self._best_head: dict[str, Tensor] | None = None
         self._n_worse = 0
         self._n_steps = 0
-
-    def _shape(self, target: TargetFile, layers: tuple[int, int, int]) -> Any:
-        return Eagle3Shape(**_sizes(target, layers), n_layer=1, n_embd_target=target.n_embd, norms_features=True)
-
-    def _new_head(self, shape: Any, d2t: Tensor, output: Tensor, output_norm: Tensor) -> nn.Module:
-        head = Eagle3Head(shape, d2t)
-        head.start_from(output, output_norm)
-        head.level(self.data.sample(4096, self.seed))
-        head.attend_to_itself()
-        return head
 
     def begin(self) -> None:
         """The regressions that learning begins with, minutes; not needed before `load`."""
@@ -353,7 +323,7 @@ class Fit:
         return Wanted(ids, shares / mass.clamp_min(1e-6)[..., None], mass > 0)
 
     def _loss(self, window: Window) -> Tensor:
-        wanted, weights = self._wanted(window), torch.ones(window.tokens.shape, device=self.device)
+        wanted, weights = self._wanted(window), torch.ones(window.follows.shape, device=self.device)
         losses = []
         with autocast(self.device.type):
             for depth, (given, logits) in enumerate(self._unrolled(window)):
@@ -408,9 +378,6 @@ class Fit:
         weights = {name: tensor.cpu().numpy() for name, tensor in head.items()}
         if not all(np.isfinite(array).all() for array in weights.values()):
             raise NotFiniteError("a weight of the head is not a number; download or convert the target again.")
-        return self._as_in_file(weights)
-
-    def _as_in_file(self, weights: Weights) -> Weights:
         return with_adjacent_rope(weights, self.head.shape)
 
     def save(self, path: Path) -> None:
@@ -443,79 +410,14 @@ class Fit:
         return ids
 
 
-class BlockFit(Fit):
-    """A DSpark head that learns from blocks at places of chance, every second one half as long."""
-
-    architecture = "dflash"
-    rate_power = 1
-
-    def _shape(self, target: TargetFile, layers: tuple[int, int, int]) -> Any:
-        return DFlashShape(
-            **_sizes(target, layers), n_layer=2, block_size=N_BLOCK, mask_token=target.mask_token, n_markov=N_MARKOV
-        )
-
-    def _new_head(self, shape: Any, d2t: Tensor, output: Tensor, output_norm: Tensor) -> nn.Module:
-        head = DFlashHead(shape, d2t)
-        head.start_from(output_norm, output)
-        head.level(self.data.sample(4096, self.seed))
-        unknown = torch.ones(self.data.n_vocab, dtype=torch.bool)
-        unknown[torch.from_numpy(self.data.used)] = False
-        with torch.no_grad():
-            head.markov_w1.weight[unknown] = 0  # behind a token of no text nothing is more probable
-        return head
-
-    def begin(self) -> None:
-        """Nothing: it begins at random."""
-
-    def _as_in_file(self, weights: Weights) -> Weights:
-        return weights
-
-    def _loss(self, window: Window) -> Tensor:
-        n_texts, n_rows = window.tokens.shape
-        anchors = torch.randint(0, n_rows, (n_texts, max(n_rows // ROWS_OF_BLOCK, 1)), device=self.device)
-        n = self.head.shape.block_size // (1 + self._n_steps % 2)
-        with autocast(self.device.type):
-            logits, hidden, wanted, previous = self._blocks(window, anchors, n)
-            loss = wanted.loss(logits, torch.exp(-torch.arange(n, device=self.device) / DECAY))
-            rate = self.head.confidence(hidden.detach(), previous).float()
-        is_right = wanted.is_right(logits).float()
-        doubt = nn.functional.binary_cross_entropy_with_logits(rate, is_right, wanted.counts.float())
-        return loss + 0.1 * doubt
-
-    def _right(self, window: Window) -> list[Tensor]:
-        anchors = torch.arange(window.tokens.shape[1], device=self.device).expand(window.tokens.shape)
-        with autocast(self.device.type):
-            logits, _, wanted, _ = self._blocks(window, anchors, len(STEP_WEIGHTS))
-        return list(wanted.is_right(logits).unbind(-1))
-
-    def _blocks(self, window: Window, anchors: Tensor, n: int) -> tuple[Tensor, Tensor, Wanted, Tensor]:
-        """Blocks of n rows behind the tokens in the rows `anchors` [text, block]: logits, the hidden rows that they
-        are made of, the target's choices, and the tokens before, [text, block, n, ...]."""
-        rows = anchors[..., None] + torch.arange(n, device=self.device)
-        inside, rows = rows < window.tokens.shape[1], rows.clamp_max(window.tokens.shape[1] - 1)
-        text = torch.arange(len(rows), device=self.device)[:, None, None]
-        embeddings = self.data.mask.to(self.device).repeat(*rows.shape, 1)
-        embeddings[..., 0, :] = window.embeddings[text[..., 0], anchors]
-        hidden = self.head.hidden(window.features, anchors + 1, embeddings)
-        previous = window.tokens[text, rows]
-        wanted = Wanted(*(one[text, rows] for one in self._wanted(window)))
-        logits = self.head.output(hidden) + self.head.bias(previous)
-        return logits, hidden, wanted._replace(counts=wanted.counts & inside), previous
-
-
-FITS: dict[str, type[Fit]] = {"eagle3": Fit, "dspark": BlockFit}
-"""By the kinds of `plan.HEADS`."""
-
-
-def _sizes(target: TargetFile, layers: tuple[int, int, int]) -> dict[str, Any]:
-    """What heads of all kinds have from their target."""
+def _shape(target: TargetFile, layers: tuple[int, int, int]) -> Eagle3Shape:
     n_embd = target.n_embd
-    return {
-        "n_embd": n_embd, "n_ff": 256 * round(8 / 3 * n_embd / 256) or 256, "n_head": target.n_head,
-        "n_head_kv": target.n_head, "head_dim": target.head_dim, "n_rot": target.head_dim, "n_vocab": target.n_vocab,
-        "n_ctx": target.n_ctx, "norm_eps": target.norm_eps, "rope_base": target.rope_base,
-        "target_layers": layers, "n_draft_vocab": min(N_DRAFT_VOCAB, target.n_vocab),
-    }  # fmt: skip
+    return Eagle3Shape(
+        n_embd=n_embd, n_layer=1, n_ff=256 * round(8 / 3 * n_embd / 256) or 256, n_head=target.n_head,
+        n_head_kv=target.n_head, head_dim=target.head_dim, n_rot=target.head_dim, n_vocab=target.n_vocab,
+        n_ctx=target.n_ctx, norm_eps=target.norm_eps, rope_base=target.rope_base, n_embd_target=n_embd,
+        target_layers=layers, n_draft_vocab=min(N_DRAFT_VOCAB, target.n_vocab), norms_features=True,
+    )  # fmt: skip
 
 
 def _all_right(counts: npt.NDArray[np.float64]) -> tuple[float, ...]:

@@ -19,9 +19,6 @@ from pyfly_cpp.machine.memory import bytes_of_model
 KINDS = ("q8_0", "q4_0", "f16")
 """Types of a head's matrices."""
 
-HEADS = {"eagle3": "EAGLE-3 head", "dspark": "DSpark head"}
-"""Kinds of heads, with their names for people."""
-
 LEAST_TOKENS = 2000
 """Fewer teach nothing."""
 
@@ -44,8 +41,6 @@ class Plan:
     """Most time for all steps."""
     kind: str
     """Type of the head's matrices."""
-    head: str
-    """Kind of the head: one of `HEADS`."""
     licence: str | None
     """Licence of the texts, for the metadata."""
     layers: tuple[int, int, int]
@@ -75,7 +70,6 @@ def plan_head(
     n_tokens: int = 200_000,
     hours: float = 3.0,
     kind: str = "q8_0",
-    head: str = "eagle3",
     licence: str | None = None,
     force: bool = False,
 ) -> Plan:
@@ -90,7 +84,6 @@ def plan_head(
         n_tokens: Tokens to learn from, at most.
         hours: Most time, for all.
         kind: Type of the head's matrices: "q8_0", "q4_0" or "f16".
-        head: "eagle3", which drafts token by token, or "dspark", which drafts a block in one pass.
         licence: What the file will name as the licence of its texts.
         force: Overwrite the output.
 
@@ -107,8 +100,6 @@ def plan_head(
         raise ValueError(f"a head needs at least {LEAST_TOKENS} tokens and some time; raise --tokens or --hours.")
     if kind not in KINDS:
         raise ValueError(f"the type {kind!r} is unknown; the types are {', '.join(KINDS)}.")
-    if head not in HEADS:
-        raise ValueError(f"heads of the kind {head!r} cannot be trained; the kinds are {', '.join(HEADS)}.")
     if texts is not None and prompts is not None:
         raise ValueError("--texts and --prompts exclude each other; give one of them.")
     path, out = Path(target), Path(output)
@@ -127,7 +118,7 @@ def plan_head(
     n_bytes = n_tokens * (8 * n_embd + 120) + 60 * n_embd * n_embd * 12
     plan = Plan(
         path, out, None if texts is None else Path(texts), _prompts(prompts), texts is None and prompts is None,
-        n_tokens, hours, kind, head, licence, layers_of(info.n_layer), n_bytes,
+        n_tokens, hours, kind, licence, layers_of(info.n_layer), n_bytes,
         bytes_of_model(path) + 60 * n_embd * n_embd * 16 + 2 * 10**9,
     )  # fmt: skip
     require_other(out, path)

@@ -70,35 +70,3 @@ class Eagle3Shape(Shape):
             "norm_before_residual": False,
             "norm_before_fc": self.norms_features,
         }
-
-
-@dataclass(frozen=True)
-class DFlashShape(Shape):
-    """A head that drafts a block in one pass: DFlash, or DSpark with a Markov head."""
-
-    target_layers: tuple[int, ...] = ()
-    """As of an EAGLE-3 head."""
-    block_size: int = 16
-    """Rows of a block, the anchor's among them."""
-    mask_token: int = 0
-    """Stands where a token is to be proposed."""
-    n_markov: int = 0
-    """Rank of the Markov head; 0: DFlash, which has none."""
-    is_causal: bool = False
-    """Whether a row of a block sees only those before it."""
-    n_draft_vocab: int = 0
-    """Tokens that it can propose, with an output matrix of its own; 0: all, with the target's."""
-
-    @property
-    def first_row(self) -> int:
-        """The first row that proposes a token."""
-        return 0 if self.n_markov > 0 else 1
-
-    def fields(self) -> Mapping[str, Value]:
-        fields = {
-            **super().fields(),
-            "block_size": self.block_size,
-            "target_layers": list(self.target_layers),
-            "attention.causal": self.is_causal,
-        }
-        return fields if self.n_markov == 0 else {**fields, "sample_from_anchor": True, "has_confidence_head": True}

@@ -33,9 +33,6 @@ class TargetFile:
         self.norm_eps = float(self._number("attention.layer_norm_rms_epsilon") or 1e-5)
         self.rope_base = float(self._number("rope.freq_base") or 10000.0)
         self.n_ctx = int(self._number("context_length"))
-        ids = (self._value(f"tokenizer.ggml.{name}_token_id") for name in ("mask", "padding", "eos"))
-        self.mask_token = int(next((id for id in ids if id is not None), 0))
-        """A token that texts do not hold, to stand for one that is not known; 0 if there is none."""
         self.n_vocab = int(self._tensors["token_embd.weight"].shape[1])
 
     def _value(self, key: str) -> Any:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyfly_cpp.decoding.drafters import DRAFTERS
+from pyfly_cpp.decoding.drafters import Eagle3
 from pyfly_cpp.errors import counted
 from pyfly_cpp.evaluation.files import DataError
 from pyfly_cpp.heads.asking import ask_for_prompts, read_asked
-from pyfly_cpp.heads.plan import HEADS, LEAST_TOKENS, Plan
+from pyfly_cpp.heads.plan import LEAST_TOKENS, Plan
 from pyfly_cpp.heads.states import read_states, write_states
 from pyfly_cpp.heads.texts import N_TEXT, Tell, Text, in_turn, texts_of_files, write_answers
 from pyfly_cpp.llama.fly_llama import FlyLlama
@@ -85,7 +85,7 @@ def train_head(
         NotFiniteError: the target's hidden states or weights are not numbers; some texts with such states are left out.
         OutputError: the disk is full, or another process trains here.
     """
-    from pyfly_cpp.heads.fit import FITS, Dataset, spans_of
+    from pyfly_cpp.heads.fit import Dataset, Fit, spans_of
     from pyfly_cpp.heads.target import TargetFile
 
     tell, log = tell or (lambda what, done: None), log or (lambda line: None)
@@ -106,7 +106,7 @@ def train_head(
         _require_enough(sum(span.end - span.begin for span in spans))
         data = Dataset(rows, spans, target)
         n = sum(span.end - span.begin for span in data.training)
-        fit = FITS[plan.head](data, target, plan.layers, seed, N_PASSES)
+        fit = Fit(data, target, plan.layers, seed, N_PASSES)
         checkpoint = plan.folder / "checkpoint.pt"
         if checkpoint.exists():
             fit.load(checkpoint)
@@ -136,7 +136,7 @@ def _require_same(plan: Plan) -> str:
         "target": fingerprint(plan.target),
         "layers": list(plan.layers),
         "texts": str(plan.texts and plan.texts.resolve()),
-        "head": plan.head,
+        "head": "eagle3",
         "held_out": 2,  # the second rule of which texts these are
     }
     if plan.origin.exists() and json.loads(plan.origin.read_text(encoding="utf-8")) != made_from:
@@ -198,11 +198,11 @@ def _export(plan: Plan, target: TargetFile, fit: Fit, print_of_target: str, n_to
     from pyfly_cpp.heads.export import write_gguf
 
     assert fit.best is not None
-    name, best = HEADS[plan.head], fit.best
+    best = fit.best
 
     def describe(writer: Any) -> None:
-        writer.add_name(f"{target.name} {name}")
-        writer.add_description(f"{name}, trained by pyfly-cpp from the target's GGUF file")
+        writer.add_name(f"{target.name} EAGLE-3 head")
+        writer.add_description("EAGLE-3 head, trained by pyfly-cpp from the target's GGUF file")
         if plan.licence:
             writer.add_license(plan.licence)
         writer.add_string("pyfly.target.name", target.name)
@@ -211,11 +211,9 @@ def _export(plan: Plan, target: TargetFile, fit: Fit, print_of_target: str, n_to
         writer.add_array("pyfly.texts.kinds", sorted(best.by_kind))
         writer.add_array("pyfly.acceptance", [float(share) for share in best.by_depth])
         target.write_vocabulary(writer)
-        if fit.architecture == "dflash" and "tokenizer.ggml.mask_token_id" not in writer.kv_data[0]:
-            writer.add_mask_token_id(target.mask_token)
 
     with resumable(plan.output):
-        write_gguf(plan.output, fit.architecture, describe, fit.head.shape, fit.weights(), plan.kind)
+        write_gguf(plan.output, "eagle3", describe, fit.head.shape, fit.weights(), plan.kind)
 
 
 N_MEASURED = 8
@@ -230,7 +228,7 @@ def _measure(
     if not prompts:
         return None
     speeds = []
-    for drafter in (None, DRAFTERS[plan.head].make(plan.output)):
+    for drafter in (None, Eagle3(plan.output)):
         with contextlib.closing(FlyLlama(plan.target, n_ctx=2 * N_TEXT, drafter=drafter, **settings)) as llm:
             for i, prompt in enumerate(prompts):
                 tell(f"measuring {'with' if drafter else 'without'} the head", i / len(prompts))
