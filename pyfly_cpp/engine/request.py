@@ -47,7 +47,6 @@ class Request:
         output: Output | None = None,
         *,
         n_prompt_logprobs: int | None = None,
-        prompt_from: int = 0,
         logits_processor: LogitsProcessorList | None = None,
         stopping_criteria: StoppingCriteriaList | None = None,
         sampling: Mapping[str, Any] = MappingProxyType({}),
@@ -60,7 +59,6 @@ class Request:
                 tokens are wanted, without end, and some may be sent.
             n_prompt_logprobs: Most probable tokens that are wanted at each place of the prompt; None: no
                 log-probabilities of it.
-            prompt_from: Position of the first prompt token whose row is wanted: its scores for the next token.
             logits_processor, stopping_criteria: As of `Llama.generate`; called by whoever steps the batch.
             sampling: The other arguments of `Llama.generate`.
             keeps_all_rows: Whether the rows of all tokens are wanted, prompt included.
@@ -92,9 +90,8 @@ class Request:
         self.n_arrived: list[int] = []
         """Tokens of the answer that came then, an end-of-text token included."""
         self.prompt_logprobs: list[Logprobs] = []
-        """Log-probabilities of the prompt's tokens after `prompt_from`, if requested."""
+        """Log-probabilities of the prompt's tokens after the first, if requested."""
         self._n_prompt_logprobs = n_prompt_logprobs
-        self._prompt_from = prompt_from
         self._stopping_criteria = stopping_criteria
         self._wants_prompt_rows = keeps_all_rows or n_prompt_logprobs is not None
         self._keeps_rows = (
@@ -199,12 +196,8 @@ class Request:
         while self._wants_prompt_rows and (row := slot.prompt_row(was + len(rows), n_vocab)) is not None:
             rows.append((was + len(rows), row))
         if self._n_prompt_logprobs is not None:
-            del self.prompt_logprobs[max(0, was - self._prompt_from) :]  # it has made room for others, and begins anew
-            self.prompt_logprobs += [
-                logprobs_of(row, self.history[i + 1], self._n_prompt_logprobs)
-                for i, row in rows
-                if i >= self._prompt_from
-            ]
+            del self.prompt_logprobs[was:]  # it has made room for others, and begins anew
+            self.prompt_logprobs += [logprobs_of(row, self.history[i + 1], self._n_prompt_logprobs) for i, row in rows]
         self._position = slot.n_evaluated
         return rows
 

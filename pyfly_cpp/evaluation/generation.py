@@ -97,10 +97,6 @@ class Generator:
         """Most tokens of a text."""
         return int(self.llm.n_ctx())
 
-    def run(self, request: Request) -> None:
-        """Runs a request as it is configured, to its end. Raises as `generate` does."""
-        self.llm.run(request)
-
     def require(self, settings: Sequence[Decoding]) -> None:
         """Loads every drafter once, so that what is not there or does not fit is known before hours are spent.
 

@@ -18,7 +18,6 @@ import llama_cpp
 from pyfly_cpp.batch.fly_batch import FlyBatch
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.decoding.drafting import Drafters
-from pyfly_cpp.engine.request import Request
 from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt, generated, request_for
 from pyfly_cpp.evaluation.shares import Shares
 from pyfly_cpp.machine import memory
@@ -80,10 +79,6 @@ class ParallelGenerator(Generator):
     def close(self) -> None:
         """Ends what runs and frees the model."""
         self._batch.close()
-
-    def run(self, request: Request) -> None:
-        """Runs a request to its end."""
-        self._batch.write(request).result()
 
     def require(self, settings: Sequence[Decoding]) -> None:
         """Checks the settings as `Generator` does. Waits until nothing runs."""
