@@ -273,9 +273,8 @@ pyfly_status pyfly_target_protect_texts(pyfly_target * target, const char * cons
 /* All protected tokens, rising. Returns how many there are; writes at most `capacity` of them. */
 size_t pyfly_target_protected(const pyfly_target * target, int32_t * out, size_t capacity);
 
-/* Tells the vocabulary of a llama_model, given as a pointer (it may be loaded without its weights), or of a target from
- * others: a hash of what the tokenizer is and of the texts of all tokens. A target that is scripted has 0. */
-uint64_t pyfly_model_vocabulary(const void * llama_model);
+/* Tells the vocabulary of a target from others: a hash of what the tokenizer is and of the texts of all tokens. A
+ * scripted target has 0. */
 uint64_t pyfly_target_vocabulary(const pyfly_target * target);
 
 /* Texts that the target can hold at once. */

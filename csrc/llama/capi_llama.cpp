@@ -121,13 +121,9 @@ pyfly_status pyfly_model_inspect(const char * path, int32_t wants_mtp, pyfly_mod
     });
 }
 
-uint64_t pyfly_model_vocabulary(const void * llama_model_pointer) {
-    return pyfly::vocabulary_hash(llama_model_get_vocab(static_cast<const llama_model *>(llama_model_pointer)));
-}
-
 uint64_t pyfly_target_vocabulary(const pyfly_target * target) {
     const auto * llama = dynamic_cast<const pyfly::LlamaTarget *>(target->model.get());
-    return llama == nullptr ? 0 : pyfly_model_vocabulary(llama_get_model(llama->context()));
+    return llama == nullptr ? 0 : pyfly::vocabulary_hash(llama_model_get_vocab(llama_get_model(llama->context())));
 }
 
 pyfly_status pyfly_context_memory(const void * llama_context_pointer, pyfly_memory * out, pyfly_error * error) {

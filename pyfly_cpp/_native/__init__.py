@@ -49,7 +49,6 @@ from pyfly_cpp._native.model import (
     foreign_products,
     inspect_model,
     load_guard,
-    model_vocabulary,
 )
 from pyfly_cpp._native.verify import RawDecision, regions, verify
 
@@ -98,7 +97,6 @@ __all__ = [
     "kernels_taken",
     "leave_out",
     "load_guard",
-    "model_vocabulary",
     "regions",
     "simd_level",
     "take_kernels_everywhere",

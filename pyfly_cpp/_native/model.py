@@ -65,11 +65,6 @@ def companion_word(target: Any, path: str) -> str:
     return str(ffi.string(word), "ascii")
 
 
-def model_vocabulary(model: Any) -> int:
-    """A fingerprint of the vocabulary of a llama_model, as llama_cpp holds it (a ctypes pointer)."""
-    return int(lib.pyfly_model_vocabulary(void_pointer(model)))
-
-
 class ContextMemory(NamedTuple):
     """`pyfly_memory` of pyfly.h, in bytes."""
 

@@ -184,8 +184,8 @@ def _show_companions(path: Path, as_json: bool) -> None:
 
 
 def _suggest_own_draft(file: str) -> None:
-    note("A draft can be made from the model itself, if that is faster here:")
-    click.echo(f"  pyfly-cpp models draft {file}", err=True)
+    note("A model of type F16 or Q8_0 can also draft for itself, quantised further:")
+    click.echo(f"  pyfly-cpp models draft {file} --type Q4_K_M", err=True)
 
 
 def _show_published(published: Pair | None, as_json: bool) -> None:

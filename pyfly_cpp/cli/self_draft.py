@@ -1,102 +1,100 @@
-"""`pyfly-cpp models draft`: a draft of a model made of itself."""
+"""`pyfly-cpp models draft`: a draft of a model, quantised from it."""
 
 from __future__ import annotations
 
-import json
+import contextlib
 import shlex
-from dataclasses import asdict
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import click
+import llama_cpp
 
-from pyfly_cpp.bench.self_draft import KINDS, PAYS, Found, Plan, Trial, make_draft, plan_draft
-from pyfly_cpp.cli.loading import N_GPU_LAYERS_OPTION, N_THREADS_OPTION, reasons_from, silence
-from pyfly_cpp.cli.terminal import Bar, ask_for, note
+from pyfly_cpp import _native
+from pyfly_cpp.cli.headings import Declared
+from pyfly_cpp.cli.loading import reasons_from, silence
+from pyfly_cpp.cli.terminal import Bar
+from pyfly_cpp.machine.files import replaced, require_free, require_gguf, require_other, require_space
 from pyfly_cpp.machine.memory import in_words
+from pyfly_cpp.machine.programs import quantize
+from pyfly_cpp.models.metadata import open_metadata
 from pyfly_cpp.models.named import resolve_model
 
 
-@click.command("draft", epilog="Example: pyfly-cpp models draft target.gguf")
+class _Type(NamedTuple):
+    ftype: int
+    """`llama_ftype` of llama.h."""
+    bits: float
+    """Bits of a weight, a little too many: some matrices are kept in larger types."""
+
+
+_TYPES = {
+    "Q2_K": _Type(llama_cpp.LLAMA_FTYPE_MOSTLY_Q2_K, 3.6),
+    "Q3_K_S": _Type(llama_cpp.LLAMA_FTYPE_MOSTLY_Q3_K_S, 3.9),
+    "Q4_0": _Type(llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0, 4.9),
+    "Q4_K_M": _Type(llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M, 5.3),
+}
+
+
+def _refuse(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    if value:
+        raise click.UsageError(
+            f"{param.opts[0]} belonged to the search for the fastest type, which is gone; `pyfly-cpp models draft "
+            "MODEL --type Q4_K_M` makes one draft, and `pyfly-cpp bench -m MODEL -d FILE` measures it."
+        )
+
+
+def _gone(*names: str, is_flag: bool = False) -> Declared:
+    return click.option(*names, is_flag=is_flag, hidden=True, expose_value=False, callback=_refuse)
+
+
+@click.command("draft", epilog="Example: pyfly-cpp models draft target.gguf --type Q4_K_M")
 @click.argument("target")
-@click.option("--from", "source", metavar="MODEL", help="The same model in a better form (F16), to requantise.")
+@click.option("--type", "name", default="Q4_K_M", show_default=True, metavar="TYPE",
+              type=click.Choice(tuple(_TYPES), case_sensitive=False), help=f"{', '.join(_TYPES)}.")  # fmt: skip
 @click.option("-o", "--output", metavar="FILE", help="The draft to write.  [default: next to TARGET, by its type]")
-@click.option("--types", default=",".join(KINDS), metavar="TYPE,...", help="Types to try.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask before writing.")
-@click.option("--keep", is_flag=True, help="Keep the best one even if it is not faster.")
-@click.option("--force", is_flag=True, help="Overwrite files that exist.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@N_GPU_LAYERS_OPTION
-@N_THREADS_OPTION
-def command(
-    target: str,
-    source: str | None,
-    output: str | None,
-    types: str,
-    yes: bool,
-    keep: bool,
-    force: bool,
-    as_json: bool,
-    n_gpu_layers: int,
-    n_threads: int | str,
-) -> None:
-    """Make a draft of TARGET by requantising it.
+@click.option("--force", is_flag=True, help="Overwrite a file that exists.")
+@_gone("--from")
+@_gone("--types")
+@_gone("--n-gpu-layers")
+@_gone("-t", "--n-threads")
+@_gone("-y", "--yes", is_flag=True)
+@_gone("--keep", is_flag=True)
+@_gone("--json", is_flag=True)
+def command(target: str, name: str, output: str | None, force: bool) -> None:
+    """Quantise TARGET to a draft for itself.
 
-    The type is chosen by measuring on this machine: a draft of each type is made and timed on six bundled prompts, and
-    the best one is kept if it helps. Close other programs first.
+    A draft like this helped for an F16 file, and hardly for a quantised one: measure it with the command that is
+    printed at the end.
     """
-    log = silence()
-    kinds = [kind.strip().lower() for kind in types.split(",") if kind.strip()]
-    model = None if source is None else resolve_model(source)
-    plan = plan_draft(resolve_model(target), model, output, kinds, force)
-    _ask(plan, yes)
-    with Bar() as bar, reasons_from(log):
-        found = make_draft(
-            plan, keep=keep, on_progress=lambda what, done: bar.update(what, done, 1.0, f"{done:.0%}"),
-            n_gpu_layers=n_gpu_layers, n_threads=n_threads, n_threads_batch=n_threads,
-        )  # fmt: skip
-    if as_json:
-        click.echo(json.dumps(_as_dict(found), indent=1))
-    else:
-        _show(plan, found)
+    model = resolve_model(target)
+    draft = Path(output) if output else model.with_name(f"{model.stem}.draft-{name}.gguf")
+    n_bytes = _size(model, name)
+    require_other(draft, model)
+    require_free(draft, force)
+    require_space(draft.absolute().parent, n_bytes, "make room, or write to another disk with --output")
+    with Bar() as bar, replaced(draft) as unfinished:
+
+        def poll() -> None:
+            with contextlib.suppress(OSError):
+                done = min(1.0, unfinished.stat().st_size / n_bytes)
+                bar.update(f"quantising {model.name}", done, 1.0, f"{done:.0%}")
+
+        failure = f"llama.cpp could not quantise {model.name!r} to {name}"
+        quantize(model, unfinished, _TYPES[name].ftype, poll, failure)
+    click.echo(f"{draft} ({in_words(draft.stat().st_size)}) is written. Compare it with no drafts:")
+    click.echo(f"  pyfly-cpp bench -m {shlex.quote(str(model))} -d {shlex.quote(str(draft))}")
 
 
-def _ask(plan: Plan, yes: bool) -> None:
-    names = ", ".join(kind.name for kind in plan.kinds)
-    what = f"Up to {in_words(plan.n_bytes)} in {plan.folder} while {names} of {plan.source.name} are tried"
-    if plan.is_quantised:
-        note(
-            f"{plan.source.name} is already quantised: a draft made from it loses quality twice. If you have the "
-            "model as F16, --from that makes a better one."
-        )
-    ask_for(what, yes)
-
-
-def _show(plan: Plan, found: Found) -> None:
-    rows = [_row(trial) for trial in found.trials]
-    head = ("type", "size", "ms a token", "right at depth 1, 2, ...", "best K", "tokens/s", "gain")
-    widths = [max(map(len, column)) for column in zip(head, *rows)]
-    for row in (head, *rows):
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
-    best = found.best
-    click.echo(f"{plan.target.name} alone: {best.target_ms:.1f} ms a token, {1e3 / best.target_ms:.1f} tokens/s.")
-    if found.path is None:
-        click.echo(
-            f"No draft is faster here: the best, {best.kind}, promises {best.gain:.2f}x. Nothing was kept (see --keep)."
-        )
-        return
-    verdict = "helps" if best.gain >= PAYS else "does not help"
-    click.echo(f"{best.kind} {verdict}: {best.gain:.2f}x is expected, with drafts of {best.draft_max}. Use it:")
-    click.echo(f"  pyfly-cpp chat -m {shlex.quote(str(plan.target))} -d {shlex.quote(str(found.path))}")
-
-
-def _row(trial: Trial) -> tuple[str, ...]:
-    right = " ".join(f"{share:.2f}" for share in trial.acceptance) or "-"
-    return (
-        trial.kind, in_words(trial.n_bytes), f"{trial.draft_ms:.1f}", right, str(trial.draft_max), f"{trial.speed:.1f}",
-        f"{trial.gain:.2f}x",
-    )  # fmt: skip
-
-
-def _as_dict(found: Found) -> dict[str, Any]:
-    trials = [{**asdict(trial), "gain": trial.gain} for trial in found.trials]
-    return {"path": None if found.path is None else str(found.path), "best": found.best.kind, "trials": trials}
+def _size(model: Path, name: str) -> int:
+    """Most bytes of the draft, about. Raises ValueError: it would not be smaller than the model, or that is none."""
+    require_gguf(str(model))
+    _native.inspect_model(str(model))
+    with reasons_from(silence()), open_metadata(model) as opened:
+        n_bytes = int(llama_cpp.llama_model_n_params(opened) * _TYPES[name].bits / 8)
+        if n_bytes >= 0.9 * llama_cpp.llama_model_size(opened):
+            raise ValueError(
+                f"{model.name} is hardly larger than its {name} draft would be, which would be as slow; use a smaller "
+                "model of its family, or prompt lookup."
+            )
+    return n_bytes

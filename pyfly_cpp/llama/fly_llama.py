@@ -326,12 +326,6 @@ class FlyLlama(CompletingLlama):
         cost."""
         self._configure(self._drafting(), self.adaptive)
 
-    def measure_costs(self) -> _native.Costs:
-        """The costs of batches and drafts, measured now; the context's tokens are dropped."""
-        self.reset()
-        self._configure(self._drafting(), False)
-        return self.decoder.batch.measure()
-
     def draft_lengths(self, decoding: Decoding) -> list[int]:
         """Most tokens that each drafter proposes in a step of such a request. Whether that is governed is not its
         own."""

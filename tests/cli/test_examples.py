@@ -31,6 +31,7 @@ LESS = {
     ("models", "fetch"): [],
     ("models", "path"): [],
     ("models", "pair"): [],
+    ("models", "draft"): [],
 }
 """By command what keeps its example short. `serve` does not end by itself; `heads` trains."""
 
