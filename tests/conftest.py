@@ -7,6 +7,7 @@ import importlib.util
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 
 import llama_cpp
@@ -17,7 +18,7 @@ from hypothesis import settings
 
 from pyfly_cpp.engine import costs
 from pyfly_cpp.llama.guarded_llama import GuardedLlama
-from pyfly_cpp.machine import extra_buffers, kernels
+from pyfly_cpp.machine import extra_buffers, kernel_findings, kernels
 
 # A slow moment of the machine is no finding.
 settings.register_profile("no-deadline", settings(), deadline=None)
@@ -34,6 +35,10 @@ _NEEDS_0_3_36 = (
     "|every_kind_of_model|test_experts|test_sliding_window"  # the vocabulary and an architecture of made models
     "|version_of_the_protocol"  # of RPC
 )
+
+
+# Tests compare bits, so kernels that are right are used, however slow a noisy machine found them.
+kernel_findings._LOOKS = sys.maxsize
 
 
 def pytest_configure(config):

@@ -20,6 +20,12 @@ RIGHT = f"print({json.dumps(json.dumps({'right': ALL}))}, flush=True)"
 
 
 @pytest.fixture(autouse=True)
+def looks_of_the_product(monkeypatch):
+    """Not those of the other tests (conftest.py)."""
+    monkeypatch.setattr(findings, "_LOOKS", 2)
+
+
+@pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     """Nothing is known yet."""
     for variable in ("XDG_CACHE_HOME", "HOME"):

@@ -30,7 +30,7 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
     ],
 )
 def test_what_takes_long_to_read_is_refused_at_once(server, path, body, monkeypatch):
-    monkeypatch.setattr(server.service.model.batch, "tokenize", None)
+    monkeypatch.setattr(type(server.service.model.batch), "tokenize", None)
     got = server.post(path, **body)
     assert got.status_code == 400 and got.json()["error"]["code"] == "context_length_exceeded"
 
