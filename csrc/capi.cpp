@@ -9,7 +9,6 @@
 #include "guard.h"
 #include "handles.h"
 #include "measuring.h"
-#include "regions.h"
 #include "rows.h"
 #include "sampler.h"
 #include "scripted_model.h"
@@ -88,21 +87,12 @@ int32_t pyfly_row_argmax(const float * row, size_t n_vocab) {
     return n_vocab > 0 ? pyfly::row_max(row, n_vocab).token : -1;
 }
 
-void pyfly_regions(const char * text, const size_t * ends, const uint8_t * is_control, size_t n, int32_t * regions) {
-    pyfly::RegionState state;
-    for (size_t i = 0, begin = 0; i < n; begin = ends[i++]) {
-        const pyfly::Piece piece = {{text + begin, ends[i] - begin}, is_control != nullptr && is_control[i] != 0};
-        regions[i] = state.region(piece.text);
-        state.read(piece);
-    }
-}
-
 pyfly_status pyfly_verify(const float * logits, size_t n_vocab, const int32_t * draft, size_t n_draft,
-                          const float * draft_logits, const int32_t * target_tokens, const int32_t * regions,
-                          const pyfly_gate_node * gate, size_t n_gate, const pyfly_window_config * window,
-                          const int32_t * protected_tokens, size_t n_protected, const int32_t * eog_tokens,
-                          size_t n_eog, const int32_t * answered, int64_t n_answered, double given_away, uint64_t seed,
-                          pyfly_decision * decisions, int32_t * tokens, size_t * n_tokens, pyfly_error * error) {
+                          const float * draft_logits, const int32_t * target_tokens, const pyfly_gate_node * gate,
+                          size_t n_gate, const pyfly_window_config * window, const int32_t * protected_tokens,
+                          size_t n_protected, const int32_t * eog_tokens, size_t n_eog, const int32_t * answered,
+                          int64_t n_answered, uint64_t seed, pyfly_decision * decisions, int32_t * tokens,
+                          size_t * n_tokens, pyfly_error * error) {
     return guard(error, [&] {
         if (n_vocab < 1) {
             throw Error(PYFLY_STATUS_INVALID, "the logits rows are empty");
@@ -111,23 +101,16 @@ pyfly_status pyfly_verify(const float * logits, size_t n_vocab, const int32_t * 
         if (target_tokens != nullptr) {
             require_tokens(target_tokens, n_draft + 1, n_vocab, "target token");
         }
-        if (regions != nullptr && std::any_of(regions, regions + n_draft,
-                                              [](int32_t region) { return region < 0 || region >= PYFLY_N_REGIONS; })) {
-            throw Error(PYFLY_STATUS_INVALID, "regions must be in 0.." + std::to_string(PYFLY_N_REGIONS - 1));
-        }
         pyfly::Vocabulary vocabulary(static_cast<int32_t>(n_vocab));
         mark(vocabulary, protected_tokens, n_protected, eog_tokens, n_eog);
-        if (n_answered < 0 || !(given_away >= 0.0)) {
-            throw Error(PYFLY_STATUS_INVALID, "what came before in the answer must be numbers >= 0");
+        if (n_answered < 0) {
+            throw Error(PYFLY_STATUS_INVALID, "n_answered must be >= 0");
         }
         if (answered != nullptr) {
             require_tokens(answered, static_cast<size_t>(n_answered), n_vocab, "answered token");
         }
-        pyfly::Answer answer(-n_answered);
-        answer.accept_loosely(-n_answered, given_away);
-        const pyfly::Round round =
-            pyfly::verify_round(logits, vocabulary, draft, n_draft, draft_logits, target_tokens, regions,
-                                pyfly::Gate(gate, n_gate), *window, std::move(answer), answered, seed);
+        const pyfly::Round round = pyfly::verify_round(logits, vocabulary, draft, n_draft, draft_logits, target_tokens,
+                                                       pyfly::Gate(gate, n_gate), *window, answered, n_answered, seed);
         std::copy(round.decisions.begin(), round.decisions.end(), decisions);
         std::copy(round.tokens.begin(), round.tokens.end(), tokens);
         *n_tokens = round.tokens.size();
@@ -279,11 +262,10 @@ pyfly_status pyfly_batch_begin(pyfly_batch * batch, int32_t slot, const pyfly_re
         require_slot(batch, slot);
         const bool is_known = request->n_evaluated < 0;
         pyfly::Gate gate(request->gate, request->n_gate);
-        std::unique_ptr<pyfly::Sampler> sampler =
-            pyfly::make_sampler(request->sampler_chain, pyfly::Judge::keeps_shaped_rows(gate, request->trace != 0),
-                                gate.sampling() != pyfly::Sampling::alone);
+        std::unique_ptr<pyfly::Sampler> sampler = pyfly::make_sampler(
+            request->sampler_chain, pyfly::Judge::keeps_shaped_rows(gate, request->trace != 0), gate.draws());
         pyfly::RequestConfig config = {std::move(gate),
-                                       {std::begin(request->windows), std::end(request->windows)},
+                                       request->window,
                                        request->trace != 0,
                                        request->keep_rows != 0,
                                        request->resumable != 0,

@@ -15,7 +15,7 @@ namespace {
 
 // Whether what is drafted can change which text is written: it can where drafts are drawn, even without loss.
 bool is_changed_by_drafts(const Gate & gate) {
-    return !gate.is_exact() || gate.sampling() != Sampling::alone;
+    return !gate.is_exact() || gate.draws();
 }
 
 } // namespace
@@ -96,7 +96,7 @@ void Drafting::expect_costs(const MeasuredCosts & costs) {
 }
 
 void Drafting::require_rows(const RequestConfig & config) const {
-    const bool must_draw = config.gate.sampling() != Sampling::alone;
+    const bool must_draw = config.gate.draws();
     bool is_asked = false, has_rows = false;
     for (size_t d = 0; d < drafters_.size(); d++) {
         const bool may_draft = config.draft_max[d] > 0;

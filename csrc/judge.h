@@ -6,10 +6,9 @@
 #include <optional>
 #include <vector>
 
-#include "answer.h"
-#include "regions.h"
 #include "rules/gate.h"
 #include "sampler.h"
+#include "speculative.h"
 #include "transcript.h"
 #include "vocabulary.h"
 #include "window.h"
@@ -29,12 +28,11 @@ struct Draft {
 
 class Judge {
   public:
-    // A text begins with `history`, whose answer may have begun before. `windows`: of a mismatch in each region.
-    // `measures`: entropy, margin and probability of every token, not only of mismatches. `random`: for a gate with
-    // speculative sampling. Throws Error(PYFLY_STATUS_INVALID) for a malformed window, or one that the gate has no use
-    // for.
-    Judge(const Vocabulary & vocabulary, Gate gate, std::vector<pyfly_window_config> windows, bool measures,
-          Answer answer, const std::vector<int32_t> & history, std::unique_ptr<Sampler> sampler, Random random);
+    // The answer begins at this position. `measures`: entropy, margin and probability of every token, not only of
+    // mismatches. `random`: for a gate with speculative sampling. Throws Error(PYFLY_STATUS_INVALID) for a malformed
+    // window, or one that the gate has no use for.
+    Judge(const Vocabulary & vocabulary, Gate gate, const pyfly_window_config & window, bool measures,
+          int64_t answer_begin, std::unique_ptr<Sampler> sampler, Random random);
 
     // Settles a round, rows(i) [n_vocab] being the target's logits at its position i; i = draft.tokens.size(): those of
     // the bonus. Throws Error(PYFLY_STATUS_NOT_FINITE) for a row without a distribution.
@@ -42,13 +40,10 @@ class Judge {
     void settle(const Draft & draft, int32_t round, const Rows & rows, Transcript & transcript, pyfly_stats & stats);
 
     // Whether choices are drawn by speculative sampling; not where a choice is an argmax.
-    bool draws() const { return gate_.sampling() != Sampling::alone && sampler_->distributions() != nullptr; }
-
-    // Whether drafts are: two draws of the target are compared with what the drafter finds most probable.
-    bool draws_drafts() const { return draws() && gate_.sampling() != Sampling::twice; }
+    bool draws() const { return gate_.draws() && sampler_->distributions() != nullptr; }
 
     // A round's draft begins, in place of one that was not settled: it is drawn with the same numbers. So a round that
-    // could not be evaluated leaves no trace, whatever it had drafted. Requires draws_drafts(), as does what follows.
+    // could not be evaluated leaves no trace, whatever it had drafted. Requires draws(), as does what follows.
     void begin_draft() { random_ = settled_; }
 
     // Draws a token of it, see DrawDraft.
@@ -67,12 +62,7 @@ class Judge {
     // Position of the oldest undecided mismatch, if there is one.
     std::optional<int64_t> oldest_open() const { return window_.oldest_open(); }
 
-    // As it is before `position`.
-    Answer answer(int64_t position) const {
-        Answer answer = answer_;
-        answer.truncate(position);
-        return answer;
-    }
+    int64_t answer_begin() const { return answer_begin_; }
 
     // Whether the sampler has to keep the row as gates see it (make_sampler).
     static bool keeps_shaped_rows(const Gate & gate, bool measures) { return measures || !gate.is_exact(); }
@@ -84,8 +74,6 @@ class Judge {
   private:
     bool settle_position(const Draft & draft, size_t i, int32_t round, const float * row, Transcript & transcript,
                          pyfly_stats & stats);
-    void settle_block(const Draft & draft, int32_t round, const Rows & rows, Transcript & transcript,
-                      pyfly_stats & stats);
     int32_t choose(const Draft & draft, size_t i, const float * row);
     Window::Outcome end_round(int32_t choice);
     void conclude(const Window::Outcome & outcome, Transcript & transcript, pyfly_stats & stats);
@@ -96,10 +84,9 @@ class Judge {
     Gate gate_;
     Window window_;
     bool measures_;
-    Answer answer_;
+    int64_t answer_begin_;
     std::unique_ptr<Sampler> sampler_;
-    Random random_, settled_;              // now, and behind the last round
-    std::optional<RegionTracker> regions_; // nothing where the gate does not look at them
+    Random random_, settled_; // now, and behind the last round
 };
 
 } // namespace pyfly

@@ -45,9 +45,6 @@ class Sampler {
     // Always true when the choice is the argmax.
     virtual bool could_draw(int32_t token) const = 0;
 
-    // Whether a grammar says which tokens may come.
-    virtual bool has_grammar() const { return false; }
-
     // Appends a token to the history that penalties, grammar and the like look at.
     virtual void accept(int32_t token) = 0;
 

@@ -36,19 +36,19 @@ void Sequence::require_text(const std::vector<int32_t> & history) const {
 
 void Sequence::begin(RequestConfig config, std::vector<int32_t> history, std::optional<size_t> n_evaluated,
                      std::unique_ptr<Sampler> sampler) {
-    Answer answer(static_cast<int64_t>(history.size()));
+    const int64_t answer_begin = static_cast<int64_t>(history.size());
     const Random random(sampler->distributions() != nullptr ? sampler->distributions()->seed() : 0);
-    begin(std::move(config), std::move(history), n_evaluated, std::move(answer), std::move(sampler), random);
+    begin(std::move(config), std::move(history), n_evaluated, answer_begin, std::move(sampler), random);
 }
 
 void Sequence::begin(RequestConfig config, std::vector<int32_t> history, std::optional<size_t> n_evaluated,
-                     Answer answer, std::unique_ptr<Sampler> sampler, Random random) {
+                     int64_t answer_begin, std::unique_ptr<Sampler> sampler, Random random) {
     if (history.empty() || (n_evaluated && *n_evaluated >= history.size())) {
         throw Error(PYFLY_STATUS_INVALID, "a sequence needs at least one token that is not evaluated yet");
     }
     require_text(history);
-    auto judge = std::make_unique<Judge>(*vocabulary_, config.gate, config.windows, config.trace, std::move(answer),
-                                         history, std::move(sampler), random); // throws
+    auto judge = std::make_unique<Judge>(*vocabulary_, config.gate, config.window, config.trace, answer_begin,
+                                         std::move(sampler), random); // throws
     is_active_ = false;
     const size_t n_held = n_evaluated ? *n_evaluated : memory_.n_common(history.data(), history.size() - 1);
     memory_.forget_other_checkpoints(history.data(), n_held);
@@ -84,7 +84,7 @@ void Sequence::resume(size_t n_keep, const int32_t * tokens, size_t n_tokens) {
     require_text(history);
     uncount(n_keep);
     std::unique_ptr<Sampler> then = transcript_.take_sampler(static_cast<size_t>(record - records.begin()));
-    begin(config_, std::move(history), std::min(n_keep - 1, memory_.n()), judge_->answer(static_cast<int64_t>(n_keep)),
+    begin(config_, std::move(history), std::min(n_keep - 1, memory_.n()), judge_->answer_begin(),
           then ? std::move(then) : judge_->take_sampler(), judge_->random());
 }
 
@@ -210,7 +210,7 @@ int64_t Sequence::draft_limit(int64_t n_room) const {
 }
 
 DrawDraft Sequence::draw_draft() {
-    if (!judge_->draws_drafts()) {
+    if (!judge_->draws()) {
         return {};
     }
     judge_->begin_draft();

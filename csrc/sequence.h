@@ -15,8 +15,8 @@ namespace pyfly {
 // How a text is decoded.
 struct RequestConfig {
     Gate gate;
-    std::vector<pyfly_window_config> windows; // of a mismatch in each region
-    bool trace;                               // measure entropy, margin and logprob of every token
+    pyfly_window_config window;
+    bool trace;                     // measure entropy, margin and logprob of every token
     bool keep_rows;                 // keep the raw logits row behind every committed token until the next round
     bool resumable;                 // resume() may follow a round
     bool all_rows;                  // keep every row of the prompt, one batch at a time, for prompt_row()
@@ -109,8 +109,8 @@ class Sequence {
   private:
     enum class Planned { nothing, prompt, round };
 
-    void begin(RequestConfig config, std::vector<int32_t> history, std::optional<size_t> n_evaluated, Answer answer,
-               std::unique_ptr<Sampler> sampler, Random random);
+    void begin(RequestConfig config, std::vector<int32_t> history, std::optional<size_t> n_evaluated,
+               int64_t answer_begin, std::unique_ptr<Sampler> sampler, Random random);
     bool is_limited() const { return target_->is_limited(); }
     int64_t draft_max() const;
     void require_text(const std::vector<int32_t> & history) const;

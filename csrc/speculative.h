@@ -13,38 +13,12 @@
 
 namespace pyfly {
 
-// How the target's choices are made.
-enum class Sampling {
-    alone, // by the sampler chain, whatever was drafted
-    twice, // drawn from p, and a second time: a drafted token is accepted where either draw gives it, so p is not kept.
-           // Drafts are the drafter's favourites: the FLy reference code (fly/models/FLy.py) at temperature > 0
-    token, // a drafted token is accepted with probability min(1, p / q), else drawn from norm(max(p - q, 0)):
-           // Leviathan et al. 2023 (arXiv 2211.17192), algorithm 1; Chen et al. 2023 (arXiv 2302.01318), algorithm 2
-    block, // the tokens of a round are accepted together: Sun et al. 2024 (arXiv 2403.10444), algorithm 2
-};
+// max(p - q, 0).
+Weights residual(const Weights & p, const Weights & q);
 
-// max(scale p - q, 0).
-Weights residual(const Weights & p, double scale, const Weights & q);
-
-// The target's choice where `drafted`, drawn from q, is proposed: this token, or one of the residual.
+// The target's choice where `drafted`, drawn from q, is proposed: this token with probability min(1, p / q), or one of
+// the residual. Leviathan et al. 2023 (arXiv 2211.17192), algorithm 1; Chen et al. 2023 (arXiv 2302.01318),
+// algorithm 2.
 int32_t choose_beside(const Weights & p, const Weights & q, int32_t drafted, Random & random);
-
-// The same by two draws from p: the drafted token if either gives it, else the first.
-int32_t choose_of_two(const Weights & p, int32_t drafted, Random & random);
-
-// What block verification makes of a block of drafted tokens.
-struct BlockChoice {
-    size_t n_accepted; // of the block
-    Weights rest;      // what the next token is drawn from, not normalised; empty behind a whole block: the bonus's p
-};
-
-// Position i of a block.
-struct BlockStep {
-    Weights p, q; // the target's and the drafter's distribution there
-    int32_t drafted;
-};
-
-// For a block that is not empty. It may have any length that follows from the text and the tokens before its end.
-BlockChoice choose_block(const std::vector<BlockStep> & block, Random & random);
 
 } // namespace pyfly

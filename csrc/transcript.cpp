@@ -21,10 +21,6 @@ void count(const pyfly_record & record, int sign, pyfly_stats & stats) {
     if (record.round == 0) {
         stats.committed_first += sign;
     }
-    if (record.region >= 0) {
-        stats.committed_in[record.region] += sign;
-        stats.loose_in[record.region] += record.origin == PYFLY_ORIGIN_LOOSE ? sign : 0;
-    }
     if (record.depth > 0) {
         stats.accepted_at[std::min(record.depth, PYFLY_MAX_DEPTH) - 1] += sign;
         stats.accepted_by[record.drafter] += sign;

@@ -5,6 +5,8 @@
 #include <string>
 
 #include "error.h"
+#include "random.h"
+#include "speculative.h"
 
 namespace pyfly {
 
@@ -18,16 +20,13 @@ double reported_entropy(const Gate & gate, const RowStats & stats) {
 constexpr double impossible_margin = 22.18;
 
 Mismatch judge_mismatch(const Gate & gate, const float * row, size_t n_vocab, int32_t draft_token,
-                        const float * draft_row, bool is_safe, const Answer & answer, int64_t position,
-                        const int32_t * answered, pyfly_region region) {
+                        const float * draft_row, bool is_safe, const int32_t * answered, int64_t n_answered) {
     const RowStats stats = row_stats(row, n_vocab, gate.n_top());
     if (!stats.max.finite) {
         throw Error(PYFLY_STATUS_NOT_FINITE, "a logits row has no distribution: NaN, +inf, or -inf everywhere");
     }
     const float draft_logit = row[draft_token];
-    const Evidence evidence = {
-        stats, row, n_vocab, draft_token, draft_logit, draft_row, answered, answer.n(position), answer.given_away(),
-        region};
+    const Evidence evidence = {stats, row, n_vocab, draft_token, draft_logit, draft_row, answered, n_answered};
     Mismatch mismatch;
     mismatch.entropy = reported_entropy(gate, stats);
     mismatch.margin = evidence.margin();
@@ -48,7 +47,7 @@ namespace {
 pyfly_reason judge_window(const pyfly_window_config & config, const std::vector<pyfly_decision> & decisions,
                           const Vocabulary & vocabulary, size_t j) {
     const size_t n = decisions.size();
-    Window window({config});
+    Window window(config);
     const auto at = [](size_t i) { return static_cast<int64_t>(i); };
     if (!window.fits(at(n - 1 - j))) {
         return PYFLY_REASON_BOUNDARY;
@@ -91,36 +90,12 @@ void require_row(const float * row, size_t n_vocab, const char * which, size_t i
 class DrawnChoices {
   public:
     DrawnChoices(const float * logits, size_t n_vocab, const int32_t * draft, size_t n_draft,
-                 const float * draft_logits, Sampling sampling, uint64_t seed)
+                 const float * draft_logits, uint64_t seed)
         : logits_(logits), n_vocab_(n_vocab), draft_(draft), n_draft_(n_draft), draft_logits_(draft_logits),
-          sampling_(sampling), random_(seed) {}
+          random_(seed) {}
 
     int32_t at(size_t i) {
-        if (i == n_draft_) {
-            return draw(p(i), random_.uniform());
-        }
-        if (sampling_ == Sampling::twice) {
-            return choose_of_two(p(i), draft_[i], random_);
-        }
-        const BlockStep step = this->step(i);
-        return choose_beside(step.p, step.q, step.drafted, random_);
-    }
-
-    // n_block: how far a text goes that takes all of the draft.
-    std::vector<int32_t> of_block(size_t n_block) {
-        std::vector<BlockStep> block;
-        for (size_t i = 0; i < n_block; i++) {
-            block.push_back(step(i));
-        }
-        const BlockChoice choice = choose_block(block, random_);
-        std::vector<int32_t> choices(draft_, draft_ + choice.n_accepted);
-        if (choice.n_accepted < n_block) {
-            choices.push_back(draw(choice.rest, random_.uniform()));
-        } else if (n_block == n_draft_) {
-            choices.push_back(at(n_draft_));
-        }
-        choices.resize(n_draft_ + 1, -1);
-        return choices;
+        return i == n_draft_ ? draw(p(i), random_.uniform()) : choose_beside(p(i), q(i), draft_[i], random_);
     }
 
   private:
@@ -129,18 +104,19 @@ class DrawnChoices {
         return softmax(logits_ + i * n_vocab_, n_vocab_);
     }
 
-    BlockStep step(size_t i) const {
-        BlockStep step = {p(i), {{draft_[i], 1.0}}, draft_[i]};
+    // What the draft token was drawn from.
+    Weights q(size_t i) const {
+        Weights q = {{draft_[i], 1.0}};
         if (draft_logits_ != nullptr) {
             require_row(draft_logits_ + i * n_vocab_, n_vocab_, "draft_logits", i);
-            step.q = softmax(draft_logits_ + i * n_vocab_, n_vocab_);
+            q = softmax(draft_logits_ + i * n_vocab_, n_vocab_);
         }
-        if (!(weight(step.q, step.drafted) > 0.0)) {
-            throw Error(PYFLY_STATUS_INVALID, "draft token " + std::to_string(step.drafted) +
+        if (!(weight(q, draft_[i]) > 0.0)) {
+            throw Error(PYFLY_STATUS_INVALID, "draft token " + std::to_string(draft_[i]) +
                                                   " cannot be drawn from row " + std::to_string(i) +
                                                   " of draft_logits; give the rows that the draft was drawn from");
         }
-        return step;
+        return q;
     }
 
     const float * logits_;
@@ -148,15 +124,14 @@ class DrawnChoices {
     const int32_t * draft_;
     size_t n_draft_;
     const float * draft_logits_;
-    Sampling sampling_;
     Random random_;
 };
 
 } // namespace
 
 Round verify_round(const float * logits, const Vocabulary & vocabulary, const int32_t * draft, size_t n_draft,
-                   const float * draft_logits, const int32_t * choices, const int32_t * regions, const Gate & gate,
-                   const pyfly_window_config & window, Answer answer, const int32_t * answered, uint64_t seed) {
+                   const float * draft_logits, const int32_t * choices, const Gate & gate,
+                   const pyfly_window_config & window, const int32_t * answered, int64_t n_answered, uint64_t seed) {
     const size_t n_vocab = static_cast<size_t>(vocabulary.n());
     const auto n_until_end = [&](size_t n) { // of the first n drafted tokens, up to one that ends the text
         const auto end = std::find_if(draft, draft + n, [&](int32_t token) { return vocabulary.is_eog(token); });
@@ -169,35 +144,26 @@ Round verify_round(const float * logits, const Vocabulary & vocabulary, const in
         throw Error(PYFLY_STATUS_INVALID,
                     "the gate compares the draft's distribution with the target's; give draft_logits");
     }
-    if (gate.looks_at_regions() && regions == nullptr && n_draft > 0) {
-        throw Error(PYFLY_STATUS_INVALID, "the gate follows what is being written; give regions");
-    }
-    if (gate.looks_at_answer() && answered == nullptr && answer.n(0) > 0 && n_draft > 0) {
+    if (gate.looks_at_answer() && answered == nullptr && n_answered > 0 && n_draft > 0) {
         throw Error(PYFLY_STATUS_INVALID, "the gate looks at the answer's tokens; give answered");
     }
-    const Window validated({window}); // also where there is no mismatch to judge
+    const Window validated(window); // also where there is no mismatch to judge
     (void) validated;
     gate.require_window(window);
-    const bool draws = gate.sampling() != Sampling::alone;
-    if (draws && choices != nullptr) {
+    if (gate.draws() && choices != nullptr) {
         throw Error(PYFLY_STATUS_INVALID, "speculative sampling draws the target's tokens itself; give a seed instead");
     }
-    DrawnChoices drawn(logits, n_vocab, draft, n_draft, draft_logits, gate.sampling(), seed);
-    std::vector<int32_t> of_block;
-    if (gate.sampling() == Sampling::block) {
-        of_block = drawn.of_block(n_until_end(n_draft));
-        choices = of_block.data();
-    }
+    DrawnChoices drawn(logits, n_vocab, draft, n_draft, draft_logits, seed);
     const auto choice_at = [&](size_t i) {
         require_row(logits + i * n_vocab, n_vocab, "logits", i);
-        return choices ? choices[i] : draws ? drawn.at(i) : row_max(logits + i * n_vocab, n_vocab).token;
+        return choices ? choices[i] : gate.draws() ? drawn.at(i) : row_max(logits + i * n_vocab, n_vocab).token;
     };
     for (size_t i = 0; gate.needs_draft_rows() && i < n_draft; i++) {
         require_row(draft_logits + i * n_vocab, n_vocab, "draft_logits", i);
     }
     std::vector<int32_t> text; // the answer, and the draft behind it
     if (gate.looks_at_answer()) {
-        text.assign(answered, answered + (answered != nullptr ? answer.n(0) : 0));
+        text.assign(answered, answered + (answered != nullptr ? n_answered : 0));
         text.insert(text.end(), draft, draft + n_draft);
     }
     Round round;
@@ -205,17 +171,11 @@ Round verify_round(const float * logits, const Vocabulary & vocabulary, const in
     for (size_t i = 0; i < n_draft; i++) {
         pyfly_decision & decision = round.decisions[i];
         decision.choice = choice_at(i);
-        const bool is_chosen = decision.choice >= 0;
-        const bool is_safe =
-            !vocabulary.is_protected(draft[i]) && !(is_chosen && vocabulary.is_protected(decision.choice));
-        const Mismatch mismatch = judge_mismatch(gate, logits + i * n_vocab, n_vocab, draft[i],
-                                                 draft_logits ? draft_logits + i * n_vocab : nullptr, is_safe, answer,
-                                                 static_cast<int64_t>(i), text.empty() ? nullptr : text.data(),
-                                                 regions ? static_cast<pyfly_region>(regions[i]) : PYFLY_REGION_PROSE);
+        const bool is_safe = !vocabulary.is_protected(draft[i]) && !vocabulary.is_protected(decision.choice);
+        const Mismatch mismatch = judge_mismatch(
+            gate, logits + i * n_vocab, n_vocab, draft[i], draft_logits ? draft_logits + i * n_vocab : nullptr, is_safe,
+            text.empty() ? nullptr : text.data(), n_answered + static_cast<int64_t>(i));
         decision.reason = draft[i] == decision.choice ? PYFLY_REASON_MATCH : mismatch.rejected;
-        if (decision.reason == PYFLY_REASON_LOOSE) {
-            answer.accept_loosely(static_cast<int64_t>(i), mismatch.margin);
-        }
         decision.entropy = mismatch.entropy;
         decision.margin = mismatch.margin;
     }

@@ -5,9 +5,8 @@
 // tokens or logits, and it does not care where a round ends unless the window may not outlive its round; so the same
 // machine serves one round, windows across rounds, and the judgement of single positions.
 //
-// There may be several kinds of windows, for what is deferred at different places of a text. Each is decided for
-// itself, by what comes after it: where one breaks, older ones stay open, and what they have decided by then stays
-// decided.
+// Several may be open at a time. Each is decided for itself, by what comes after it: where one breaks, older ones stay
+// open, and what they have decided by then stays decided.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +19,8 @@ namespace pyfly {
 
 class Window {
   public:
-    // One kind or more. Throws Error(PYFLY_STATUS_INVALID) for a size < 0, an unknown rule, or a tail < -1.
-    explicit Window(std::vector<pyfly_window_config> kinds);
+    // Throws Error(PYFLY_STATUS_INVALID) for a size < 0, an unknown rule, a tail < -1, or agree across rounds.
+    explicit Window(const pyfly_window_config & config);
 
     // A rejected mismatch: the sequence must roll back to it, and the target's choice there be emitted.
     struct Rejection {
@@ -32,11 +31,11 @@ class Window {
 
     // Whether a mismatch with `n_left` drafted positions behind it in its round may be deferred at all. If not, it is
     // rejected at once, with PYFLY_REASON_BOUNDARY.
-    bool fits(int64_t n_left, size_t kind = 0) const;
+    bool fits(int64_t n_left) const;
 
     // One call for each position, positions rising:
-    Outcome match(int64_t position);                     // drafted, and the target's choice
-    Outcome deferred(int64_t position, size_t kind = 0); // a mismatch that may be deferred (requires fits): opens one
+    Outcome match(int64_t position);    // drafted, and the target's choice
+    Outcome deferred(int64_t position); // a mismatch that may be deferred (requires fits): opens one
     Outcome rejected(int64_t position); // a mismatch rejected at once; the target's own token takes its place
     Outcome own(int64_t position);      // the target's own token with nothing drafted: a bonus
     Outcome end_of_round();             // what may not outlive the round is rejected here
@@ -49,26 +48,18 @@ class Window {
 
     // Oldest undecided mismatch, if there is one: everything from there on is provisional.
     std::optional<int64_t> oldest_open() const {
-        return open_.empty() ? std::nullopt : std::optional<int64_t>(open_.front().position);
+        return open_.empty() ? std::nullopt : std::optional<int64_t>(open_.front());
     }
 
     // Whether the mismatch at `position` is still undecided.
     bool is_open(int64_t position) const;
 
   private:
-    // An undecided mismatch.
-    struct Open {
-        int64_t position;
-        size_t kind;
-        bool has_match; // a drafted position behind it has matched
-    };
-
-    const pyfly_window_config & config(const Open & open) const { return kinds_[open.kind]; }
-    bool has_passed(const Open & open, int64_t position) const;
+    bool has_passed(int64_t open, int64_t position) const;
     template <typename Condition> Outcome reject_oldest(pyfly_reason reason, Condition && condition);
 
-    std::vector<pyfly_window_config> kinds_;
-    std::vector<Open> open_; // positions rising
+    pyfly_window_config config_;
+    std::vector<int64_t> open_; // undecided mismatches, positions rising
 };
 
 } // namespace pyfly

@@ -74,23 +74,6 @@ pyfly_status pyfly_row_statistics(const float * row, size_t n_vocab, int32_t top
 /* Lowest index among the largest logits of row[n_vocab], or -1 for a row without a distribution. */
 int32_t pyfly_row_argmax(const float * row, size_t n_vocab);
 
-/* ---- Regions ----------------------------------------------------------------------------------------------------- */
-
-/* What is being written; csrc/regions.h says what each is. */
-typedef enum pyfly_region {
-    PYFLY_REGION_PROSE = 0,
-    PYFLY_REGION_CODE = 1,
-    PYFLY_REGION_NUMBERS = 2,
-    PYFLY_REGION_THINK = 3,
-    PYFLY_REGION_STRUCTURED = 4
-} pyfly_region;
-
-#define PYFLY_N_REGIONS 5
-
-/* A text cut into n pieces: piece i is text[ends[i - 1]..ends[i]], UTF-8 that may be cut anywhere; ends[] rising.
- * is_control[n]: 1 for a control token; NULL: there are none. regions[n] receives the pyfly_region of each piece. */
-void pyfly_regions(const char * text, const size_t * ends, const uint8_t * is_control, size_t n, int32_t * regions);
-
 /* ---- Gates and windows ------------------------------------------------------------------------------------------- */
 
 typedef enum pyfly_gate_kind {
@@ -103,8 +86,6 @@ typedef enum pyfly_gate_kind {
     PYFLY_GATE_TYPICAL = 6,     /* defers when p(draft) > min(threshold, second * exp(-entropy)); both in [0, 1] */
     PYFLY_GATE_RELAXED = 7,     /* defers one of the n most probable, with p(top 1) - p(draft) <= threshold */
     PYFLY_GATE_EXACT_FIRST = 8, /* defers nothing among the first n >= 0 tokens of an answer, all behind them */
-    PYFLY_GATE_BUDGET = 9,      /* defers while the margins of the answer's loosely accepted tokens and this one
-                                   stay under threshold / 100 (nats, >= 0) for each of its tokens and this one */
     /* Fuzzy speculative decoding (Holsman et al. 2025, arXiv 2502.20704): defers when a divergence of the target's row
      * p and the draft's row q is <= threshold (nats, >= 0); with n > 0 over the target's n most probable tokens and all
      * others as one. m = (p + q) / 2. */
@@ -114,30 +95,23 @@ typedef enum pyfly_gate_kind {
     PYFLY_GATE_FUZZY_JS_CODE = 13,   /* KL(m || p) / 2 + KL(m || q) / 2: what the reference code calls "js" */
     PYFLY_GATE_FUZZY_TV = 14,        /* sum |p - q| / 2, at most 1 */
     /* Never defers, but drafts and the target's choices are drawn by speculative sampling (csrc/speculative.h): a
-     * choice is the drafted token as often as it can be. n 0: token by token; 1: by block verification, and then it is
-     * the whole gate; the window's size must be 0. 2: the drafter's favourites are drafted, and the target's choice is
-     * made by two draws, either of which may be the drafted token, which is not lossless. Where the choice is the
-     * argmax, so it stays. */
+     * choice is the drafted token as often as it can be. The window's size must be 0. Where the choice is the argmax,
+     * so it stays. */
     PYFLY_GATE_STOCHASTIC = 15,
-    PYFLY_GATE_REGION = 16,    /* defers where a region is written whose bit, 1 << pyfly_region, n has */
-    PYFLY_GATE_NO_REPEAT = 18, /* defers unless the draft and the n - 1 tokens before it stand in the answer already */
-    PYFLY_GATE_RANDOM = 19 /* defers with probability threshold, in [0, 1]: by a number that follows from the seed n,
-                              the answer's tokens and the draft */
+    PYFLY_GATE_NO_REPEAT = 18 /* defers unless the draft and the n - 1 tokens before it stand in the answer already */
 } pyfly_gate_kind;
 
 /* One node of a gate; a gate is an array of them in reverse Polish order, operands before their ALL or ANY. */
 typedef struct pyfly_gate_node {
     int32_t kind;     /* pyfly_gate_kind */
-    int32_t n;        /* ENTROPY_TOP, RELAXED: 1..PYFLY_MAX_TOP; EXACT_FIRST, FUZZY, RANDOM: >= 0;
-                         NO_REPEAT: >= 1; STOCHASTIC: 0..2; ALL, ANY: operands, >= 1; REGION: bits, 0..31; else 0 */
+    int32_t n;        /* ENTROPY_TOP, RELAXED: 1..PYFLY_MAX_TOP; EXACT_FIRST, FUZZY: >= 0; NO_REPEAT: >= 1;
+                         ALL, ANY: operands, >= 1; else 0 */
     double threshold; /* see the kinds; 0 where they have none */
     double second;
 } pyfly_gate_node;
 
 typedef enum pyfly_window_rule {
-    /* All drafted ones among the next `size` positions match (FLy paper, Eq. 8-9). Within a round these are all of
-     * them; across rounds, in which the target adds tokens of its own, at least one. */
-    PYFLY_WINDOW_AGREE = 0,
+    PYFLY_WINDOW_AGREE = 0,     /* the next `size` positions, all of the same round, match (FLy paper, Eq. 8-9) */
     PYFLY_WINDOW_RECONVERGE = 1 /* one drafted position among the next `size` matches; a round without a draft rejects
                                  * what is undecided before it */
 } pyfly_window_rule;
@@ -146,7 +120,8 @@ typedef struct pyfly_window_config {
     int32_t size;          /* W >= 0; 0 lets every deferred mismatch stand at once */
     int32_t rule;          /* pyfly_window_rule */
     int32_t tail;          /* the last `tail` positions of a round are strict; -1: the rule's default */
-    int32_t across_rounds; /* 1: an undecided mismatch survives its round as provisional; 0: it is rejected */
+    int32_t across_rounds; /* 1: an undecided mismatch survives its round as provisional; 0, as under AGREE always: it
+                              is rejected */
 } pyfly_window_config;
 
 /* ---- Verification of one round, without a model ------------------------------------------------------------------ */
@@ -164,7 +139,7 @@ typedef enum pyfly_reason {
 
 typedef struct pyfly_decision {
     int32_t reason; /* pyfly_reason; accepted when MATCH or LOOSE */
-    int32_t choice; /* the target's choice at this position, -1: none was made */
+    int32_t choice; /* the target's choice at this position */
     double entropy; /* of the target's row, nats; the gate's own measure: top-n if an ENTROPY_TOP gate asked for it */
     double margin;  /* ln p(top 1) - ln p(draft), nats, >= 0; +inf for a forbidden draft token */
 } pyfly_decision;
@@ -174,23 +149,20 @@ typedef struct pyfly_decision {
  * bonus token; nothing behind a token that ends a text.
  *
  * logits[n_draft + 1][n_vocab]; draft[n_draft]; draft_logits[n_draft][n_vocab], or NULL where no rule needs them;
- * target_tokens[n_draft + 1] or NULL for the argmax of each row; regions[n_draft], the pyfly_region of each position,
- * or NULL where no rule needs them; protected_tokens[n_protected] and eog_tokens[n_eog], which end a text, are never
- * accepted loosely; a window that is open where the text ends does not hold. What came before in the answer: n_answered
- * >= 0 tokens, answered[n_answered] or NULL where no rule needs them, and given_away >= 0, the nats of margin of the
- * loosely accepted ones among them; here those that the gate defers count. Out: decisions[n_draft],
- * tokens[n_draft + 1], *n_tokens. window->across_rounds must be 0: one round is all there is here.
+ * target_tokens[n_draft + 1] or NULL for the argmax of each row; protected_tokens[n_protected] and eog_tokens[n_eog],
+ * which end a text, are never accepted loosely; a window that is open where the text ends does not hold. What came
+ * before in the answer: n_answered >= 0 tokens, answered[n_answered] or NULL where no rule needs them. Out:
+ * decisions[n_draft], tokens[n_draft + 1], *n_tokens. window->across_rounds must be 0: one round is all there is here.
  *
  * With a STOCHASTIC gate the choices are drawn, with the numbers that follow `seed`, so target_tokens must be NULL. p =
  * softmax(logits) then stands for the target's distribution after all that forbids, truncates and scales, and q =
- * softmax(draft_logits) is what each draft token was drawn from; without draft_logits nobody drew them. Block
- * verification judges no position behind its rejection: their choice is -1. */
+ * softmax(draft_logits) is what each draft token was drawn from; without draft_logits nobody drew them. */
 pyfly_status pyfly_verify(const float * logits, size_t n_vocab, const int32_t * draft, size_t n_draft,
-                          const float * draft_logits, const int32_t * target_tokens, const int32_t * regions,
-                          const pyfly_gate_node * gate, size_t n_gate, const pyfly_window_config * window,
-                          const int32_t * protected_tokens, size_t n_protected, const int32_t * eog_tokens,
-                          size_t n_eog, const int32_t * answered, int64_t n_answered, double given_away, uint64_t seed,
-                          pyfly_decision * decisions, int32_t * tokens, size_t * n_tokens, pyfly_error * error);
+                          const float * draft_logits, const int32_t * target_tokens, const pyfly_gate_node * gate,
+                          size_t n_gate, const pyfly_window_config * window, const int32_t * protected_tokens,
+                          size_t n_protected, const int32_t * eog_tokens, size_t n_eog, const int32_t * answered,
+                          int64_t n_answered, uint64_t seed, pyfly_decision * decisions, int32_t * tokens,
+                          size_t * n_tokens, pyfly_error * error);
 
 /* ---- Targets ----------------------------------------------------------------------------------------------------- */
 
@@ -522,7 +494,6 @@ typedef struct pyfly_record {
     int32_t reason;  /* origin TARGET: the pyfly_reason that rejected the draft here, or -1 for a bonus */
     int32_t round;   /* number of the round that produced it, from 0 at begin */
     int32_t drafter; /* index of the drafter that proposed it, -1 for the target's own */
-    int32_t region;  /* pyfly_region, -1 where the gate does not look at regions */
     int32_t rejected_begin, rejected_end; /* what was drafted or taken back here, a slice of pyfly_batch_rejected */
     double entropy; /* of the target's row, nats; NaN where not measured (only mismatches are, unless tracing) */
     double margin;  /* ln p(top 1) - ln p(drafted token), nats; NaN where not measured */
@@ -559,8 +530,6 @@ typedef struct pyfly_stats {
     int64_t accepted_at[PYFLY_MAX_DEPTH];    /* committed drafts (matched or loose) by depth */
     int64_t accepted_by[PYFLY_MAX_DRAFTERS]; /* committed drafts by drafter */
     int64_t accepted_from_answers;           /* right drafts that prompt lookup found in earlier answers */
-    int64_t committed_in[PYFLY_N_REGIONS];   /* committed tokens by region, where the gate looks at regions */
-    int64_t loose_in[PYFLY_N_REGIONS];       /* of these: loose accepts */
     double sum_margin_loose;                 /* sum of the margins of loose accepts, nats */
     double sum_margin_rejected;              /* sum of the finite margins of rejected mismatches, nats */
     int64_t n_margin_rejected;               /* how many went into it */
@@ -642,8 +611,7 @@ typedef struct pyfly_request {
                                 live until the text ends or another begins in its slot */
     const pyfly_gate_node * gate; /* copied */
     size_t n_gate;
-    pyfly_window_config windows[PYFLY_N_REGIONS]; /* of a mismatch in each region; where the gate does not look at
-                                                     regions the first one, of all */
+    pyfly_window_config window;
     const int32_t * draft_max; /* one for each drafter of the batch, 0: it is not asked; NULL: those of the batch */
     int32_t trace;             /* 1: measure entropy, margin and logprob of every token */
     int32_t keep_rows;         /* 1: keep the raw logits row behind every committed token until the next step */

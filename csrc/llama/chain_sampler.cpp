@@ -183,15 +183,6 @@ bool ChainSampler::could_draw(int32_t token) const {
                        [&](const llama_token_data & d) { return d.id == token && std::isfinite(d.logit); });
 }
 
-bool ChainSampler::has_grammar() const {
-    for (int32_t i = 0; i < n_shaping_; i++) {
-        if (is_grammar(llama_sampler_chain_get(chain_.get(), i))) {
-            return true;
-        }
-    }
-    return false;
-}
-
 std::unique_ptr<Sampler> ChainSampler::clone() const {
     return std::make_unique<ChainSampler>(LlamaSamplerPtr(llama_sampler_clone(chain_.get())), n_shaping_, is_greedy_,
                                           keeps_shaped_row_);

@@ -26,7 +26,6 @@ class ChainSampler : public Sampler, private Distributions {
     const float * shaped_row() override { return shaped_.data(); }
     Distributions * distributions() override { return is_greedy_ ? nullptr : this; }
     bool could_draw(int32_t token) const override;
-    bool has_grammar() const override;
     void accept(int32_t token) override { llama_sampler_accept(chain_.get(), token); }
     std::unique_ptr<Sampler> clone() const override;
 
@@ -59,7 +58,6 @@ class GreedyGrammarSampler : public Sampler {
     int32_t choose(const float * row, size_t n_vocab) override;
     const float * shaped_row() override;
     bool could_draw(int32_t) const override { return true; }
-    bool has_grammar() const override { return true; }
     void accept(int32_t token) override { llama_sampler_accept(chain_.get(), token); }
     std::unique_ptr<Sampler> clone() const override;
 

@@ -30,20 +30,15 @@ Gate::Gate(const pyfly_gate_node * nodes, size_t n_nodes) {
         n_top_ = std::max(n_top_, rule.n_top());
         n_top_entropy_ = std::max(n_top_entropy_, rule.reports_top_entropy() ? rule.n_top() : 0);
         needs_draft_rows_ = needs_draft_rows_ || rule.needs_draft_row();
-        require(sampling_ == Sampling::alone || rule.sampling() == Sampling::alone || rule.sampling() == sampling_,
-                "the rules of a gate must draw the target's choices in one way");
-        sampling_ = std::max(sampling_, rule.sampling());
-        looks_at_regions_ = looks_at_regions_ || rule.looks_at_region();
+        draws_ = draws_ || rule.draws();
         looks_at_answer_ = looks_at_answer_ || rule.looks_at_answer();
         depth++;
     }
     require(depth == 1, "a gate expression must leave exactly one verdict");
-    require(sampling_ != Sampling::block || nodes_.size() == 1,
-            "block verification accepts whole blocks; it cannot be combined with other rules");
 }
 
 void Gate::require_window(const pyfly_window_config & window) const {
-    require(sampling_ <= Sampling::twice || (window.size == 0 && window.tail <= 0),
+    require(!draws_ || (window.size == 0 && window.tail <= 0),
             "speculative sampling decides about a draft at once; leave the window at None, or its size at 0");
 }
 

@@ -22,8 +22,8 @@ class Gate {
         return nodes_.size() == 1 && (nodes_[0].kind == PYFLY_GATE_EXACT || nodes_[0].kind == PYFLY_GATE_STOCHASTIC);
     }
 
-    // How drafts and the target's choices are drawn: as one of its rules says.
-    Sampling sampling() const { return sampling_; }
+    // Whether drafts and the target's choices are drawn by speculative sampling: where one of its rules says so.
+    bool draws() const { return draws_; }
 
     // Throws Error(PYFLY_STATUS_INVALID) for a window that it has no use for.
     void require_window(const pyfly_window_config & window) const;
@@ -36,7 +36,6 @@ class Gate {
     // Whether one of its rules looks at the drafter's rows.
     bool needs_draft_rows() const { return needs_draft_rows_; }
 
-    bool looks_at_regions() const { return looks_at_regions_; }
     bool looks_at_answer() const { return looks_at_answer_; }
 
   private:
@@ -48,8 +47,7 @@ class Gate {
 
     std::vector<Node> nodes_; // reverse Polish order
     int32_t n_top_ = 0, n_top_entropy_ = 0;
-    bool needs_draft_rows_ = false, looks_at_regions_ = false, looks_at_answer_ = false;
-    Sampling sampling_ = Sampling::alone;
+    bool needs_draft_rows_ = false, looks_at_answer_ = false, draws_ = false;
 };
 
 } // namespace pyfly

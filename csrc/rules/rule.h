@@ -7,7 +7,6 @@
 
 #include "pyfly.h"
 #include "rows.h"
-#include "speculative.h"
 
 namespace pyfly {
 
@@ -22,8 +21,6 @@ struct Evidence {
     const float * draft_row;  // [n_vocab], the drafter's own; null if it has none
     const int32_t * answered; // [n_answered], the tokens of this answer before it; null where no rule looks at them
     int64_t n_answered;       // >= 0
-    double given_away;        // nats: the margins of the loosely accepted ones among them, >= 0
-    pyfly_region region;      // what is being written; prose where no rule looks at it
 
     // ln p(top 1) - ln p(drafted), nats, >= 0. The normaliser cancels.
     double margin() const { return static_cast<double>(target.max.logit) - static_cast<double>(drafted_logit); }
@@ -43,9 +40,8 @@ class Rule {
     // Whether it looks at the drafter's row. Without one it does not defer.
     virtual bool needs_draft_row() const { return false; }
 
-    // How the target's choices are made where it is asked.
-    virtual Sampling sampling() const { return Sampling::alone; }
-    virtual bool looks_at_region() const { return false; }
+    // Whether drafts and the target's choices are drawn by speculative sampling (speculative.h).
+    virtual bool draws() const { return false; }
     virtual bool looks_at_answer() const { return false; } // at its tokens
 
     // Whether entropies that are reported are the top-n ones, with n = n_top().

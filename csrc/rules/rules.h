@@ -9,7 +9,7 @@ namespace pyfly {
 using MakeRule = std::unique_ptr<Rule>(const pyfly_gate_node & node);
 
 MakeRule make_exact, make_entropy_top, make_entropy_normalized, make_margin, make_typical, make_relaxed,
-    make_exact_first, make_budget, make_no_repeat, make_fuzzy, make_stochastic, make_in_region, make_random;
+    make_exact_first, make_no_repeat, make_fuzzy, make_stochastic;
 
 struct RuleKind {
     int32_t kind; // pyfly_gate_kind
@@ -24,7 +24,6 @@ constexpr RuleKind rule_kinds[] = {
     {PYFLY_GATE_TYPICAL, make_typical},
     {PYFLY_GATE_RELAXED, make_relaxed},
     {PYFLY_GATE_EXACT_FIRST, make_exact_first},
-    {PYFLY_GATE_BUDGET, make_budget},
     {PYFLY_GATE_NO_REPEAT, make_no_repeat},
     {PYFLY_GATE_FUZZY_KL, make_fuzzy},
     {PYFLY_GATE_FUZZY_KL_TARGET, make_fuzzy},
@@ -32,8 +31,6 @@ constexpr RuleKind rule_kinds[] = {
     {PYFLY_GATE_FUZZY_JS_CODE, make_fuzzy},
     {PYFLY_GATE_FUZZY_TV, make_fuzzy},
     {PYFLY_GATE_STOCHASTIC, make_stochastic},
-    {PYFLY_GATE_REGION, make_in_region},
-    {PYFLY_GATE_RANDOM, make_random},
 };
 
 } // namespace pyfly

@@ -31,7 +31,6 @@ from pyfly_cpp._native.library import (
     MAX_TOP,
     ORIGINS,
     REASONS,
-    REGIONS,
     WINDOW_RULES,
     simd_level,
 )
@@ -50,7 +49,7 @@ from pyfly_cpp._native.model import (
     inspect_model,
     load_guard,
 )
-from pyfly_cpp._native.verify import RawDecision, regions, verify
+from pyfly_cpp._native.verify import RawDecision, verify
 
 __all__ = [
     "GATE_KINDS",
@@ -61,7 +60,6 @@ __all__ = [
     "MAX_TOP",
     "ORIGINS",
     "REASONS",
-    "REGIONS",
     "WINDOW_RULES",
     "Batch",
     "CallbackDrafter",
@@ -97,7 +95,6 @@ __all__ = [
     "kernels_taken",
     "leave_out",
     "load_guard",
-    "regions",
     "simd_level",
     "take_kernels_everywhere",
     "try_attention",

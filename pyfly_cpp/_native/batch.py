@@ -30,7 +30,6 @@ class RawRecord(NamedTuple):
     entropy: float
     margin: float
     logprob: float
-    region: int
     rejected: tuple[int, ...]
 
 
@@ -197,7 +196,7 @@ class Slot:
         self,
         history: Any,
         gate: GateNodes,
-        window: WindowConfig | Sequence[WindowConfig],
+        window: WindowConfig,
         *,
         n_evaluated: int | None = None,
         sampler: Any = None,
@@ -211,14 +210,13 @@ class Slot:
         owner: int = 0,
     ) -> None:
         """A text begins of which the target's memory holds the first n_evaluated tokens (None: as many as the batch
-        knows of). `window`: one, or one for a mismatch in each region. `sampler` is a llama_cpp LlamaSampler, whose
+        knows of). `sampler` is a llama_cpp LlamaSampler, whose
         chain is copied and whose Python functions are kept alive, or None for the argmax; what these raise cannot pass
         through C, `take_failure` returns it after a step. `n_room`: as of `want`, None: no limit. `draft_max`: one for
         each drafter, or None for those of the batch. `owner`: whose it is, see pyfly.h. An error leaves the text
         as it was that ran before, unless the target's memory could not be cut."""
         array = boundary.tokens("the prompt", history)
         nodes = gate_array(gate)
-        windows: Any = [window] * lib.PYFLY_N_REGIONS if isinstance(window[0], int) else window
         limits = ffi.NULL if draft_max is None else ffi.new("int32_t[]", list(draft_max))
         if draft_max is not None and len(draft_max) != len(self._batch.drafters):
             raise ValueError(f"give a draft_max for each of the {len(self._batch.drafters)} drafters.")
@@ -231,7 +229,7 @@ class Slot:
                 "sampler_chain": ffi.NULL if sampler is None else void_pointer(sampler.sampler),
                 "gate": nodes,
                 "n_gate": len(nodes),
-                "windows": [window_fields(one) for one in windows],
+                "window": window_fields(window),
                 "draft_max": limits,
                 "trace": int(trace),
                 "keep_rows": int(keep_rows),
@@ -280,7 +278,7 @@ class Slot:
         rejected = lib.pyfly_batch_rejected(self._pointer, self.number)
         return RawRecord(
             r.position, r.token, r.origin, r.choice, r.depth, r.reason, r.round, r.entropy, r.margin, r.logprob,
-            r.region, tuple(rejected[j] for j in range(r.rejected_begin, r.rejected_end)),
+            tuple(rejected[j] for j in range(r.rejected_begin, r.rejected_end)),
         )  # fmt: skip
 
     def record_row(self, i: int, n_vocab: int) -> FloatArray | None:

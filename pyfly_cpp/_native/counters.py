@@ -48,7 +48,7 @@ class Counters:
         return out
 
     def fields(self) -> dict[str, Any]:
-        """As fields of `Stats`; `accepted_by` by drafter, `committed_in` and `loose_in` by region."""
+        """As fields of `Stats`; `accepted_by` by drafter."""
         s = self._raw
         drafted = list(s.drafted_at)
         n_depth = max((i + 1 for i, n in enumerate(drafted) if n), default=0)

@@ -1,8 +1,7 @@
-"""What needs no model: verification of one step on arrays, and what is being written in a text."""
+"""What needs no model: verification of one step on arrays."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -35,10 +34,8 @@ def verify(
     protected: Iterable[int],
     eog: Iterable[int],
     target_tokens: Any | None,
-    regions: Sequence[int] | None,
     answered: Any | None,
     n_answered: int,
-    given_away: float,
     seed: int,
 ) -> tuple[list[RawDecision], list[int]]:
     """One step, see `pyfly_cpp.verify`: the decision on every drafted position, and the emitted tokens."""
@@ -48,7 +45,6 @@ def verify(
     protected_array, eog_array = tokens("protected", sorted(protected)), tokens("eog", sorted(eog))
     choices = None if target_tokens is None else tokens("target_tokens", target_tokens, n_draft + 1)
     draft_rows = None if draft_logits is None else floats("draft_logits", draft_logits, (n_draft, rows.shape[1]))
-    where = None if regions is None else tokens("regions", regions, n_draft)
     before = None if answered is None else tokens("answered", answered)
     n_before = n_answered if before is None else before.shape[0]
     decisions = ffi.new("pyfly_decision[]", max(n_draft, 1))
@@ -57,24 +53,14 @@ def verify(
     check(
         lib.pyfly_verify, float_pointer(rows), rows.shape[1], token_pointer(draft_array), n_draft,
         ffi.NULL if draft_rows is None else float_pointer(draft_rows),
-        ffi.NULL if choices is None else token_pointer(choices), ffi.NULL if where is None else token_pointer(where),
-        gate_array(gate), len(gate), ffi.new("pyfly_window_config *", window_fields(window)),
+        ffi.NULL if choices is None else token_pointer(choices), gate_array(gate), len(gate),
+        ffi.new("pyfly_window_config *", window_fields(window)),
         token_pointer(protected_array), protected_array.shape[0], token_pointer(eog_array), eog_array.shape[0],
-        ffi.NULL if before is None else token_pointer(before), n_before, given_away, seed,
+        ffi.NULL if before is None else token_pointer(before), n_before, seed,
         decisions, emitted, n_emitted,
     )  # fmt: skip
     judged = [RawDecision(d.reason, d.choice, d.entropy, d.margin) for d in decisions[0:n_draft]]
     return judged, list(emitted[0 : n_emitted[0]])
-
-
-def regions(pieces: Sequence[str | bytes], control: frozenset[int]) -> list[int]:
-    """The `pyfly_region` of each piece of a text."""
-    texts = [piece.encode("utf-8") if isinstance(piece, str) else piece for piece in pieces]
-    ends = list(itertools.accumulate(map(len, texts)))
-    is_control = ffi.new("uint8_t[]", [int(i in control) for i in range(len(texts))])
-    out = ffi.new("int32_t[]", len(texts))
-    lib.pyfly_regions(ffi.from_buffer(b"".join(texts)), ffi.new("size_t[]", ends), is_control, len(texts), out)
-    return list(out)
 
 
 def gate_array(gate: GateNodes) -> Any:

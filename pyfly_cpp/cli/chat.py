@@ -192,9 +192,8 @@ class Chat:
             same = "have the same probabilities" if gate.draws else "are the same"
             note(f"gate: {gate}. Only guesses that the model agrees with are kept: answers {same} as without guesses.")
             return
-        windows = gate.windows(self._llm.decoding.window)
-        names = {"none" if window.size == 0 else str(window) for window in windows}
-        note(f"gate: {gate}, window: {names.pop() if len(names) == 1 else 'that of each region'}")
+        window = self._llm.window
+        note(f"gate: {gate}, window: {window if window.size > 0 else 'none'}")
         note("This is lossy: answers may differ from plain decoding. --gate exact or /gate exact turns it off.")
         if self._llm.adaptive:
             note(
@@ -428,8 +427,6 @@ class Chat:
                 f"rejected by gate {stats.rejected_gate}, window {stats.rejected_window}, end of step "
                 f"{stats.rejected_boundary}, safety {stats.rejected_safety}; rolled back {stats.rolled_back}"
             )
-            if stats.loose_by_region:
-                note(f"loose in {', '.join(f'{region} {n}' for region, n in stats.loose_by_region)}")
             note(
                 f"seconds: prompt {stats.seconds_prefill:.2f}, draft {stats.seconds_draft:.2f}, verify "
                 f"{stats.seconds_verify:.2f}, gate {stats.seconds_gate:.2f}"

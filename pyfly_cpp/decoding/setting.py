@@ -109,7 +109,7 @@ class Decoding:
         is the gate's own."""
         if self.is_plain:
             return PLAIN
-        if self.gate.is_lossless or {self.window} == set(self.gate.windows()):
+        if self.gate.is_lossless or self.window == self.gate.window:
             return replace(self, window=None)
         return self
 

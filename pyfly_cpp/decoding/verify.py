@@ -5,13 +5,13 @@ The same C++ as in generation: for experiments, other runtimes, and the conforma
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy.typing as npt
 
 from pyfly_cpp import _native
-from pyfly_cpp.decoding.gates import REGIONS, Exact, Gate, require_gate
+from pyfly_cpp.decoding.gates import Exact, Gate, require_gate
 from pyfly_cpp.decoding.windows import Window, require_window
 from pyfly_cpp.ranges import require_integer
 
@@ -35,7 +35,7 @@ class Decision:
     reason: str
     """`"match"` and `"loose"`: accepted; `"gate"`, `"window"`, `"boundary"`, `"safety"`: rejected, and why."""
     choice: int
-    """The target's choice; -1 after the rejection of a block, since none was made."""
+    """The target's choice."""
     entropy: float
     """Entropy of the target's row, nats: of its top n if the gate measures that, else of the whole row."""
     margin: float
@@ -80,9 +80,7 @@ def verify(
     target_tokens: npt.ArrayLike | None = None,
     draft_logits: npt.ArrayLike | None = None,
     n_answered: int = 0,
-    given_away: float = 0.0,
     seed: int = 0,
-    regions: Sequence[str] | None = None,
     answered: npt.ArrayLike | None = None,
     eog: Iterable[int] = frozenset(),
 ) -> Verification:
@@ -104,11 +102,8 @@ def verify(
             i was drawn from (None: nobody drew it), and p = softmax(logits[i]) is the target's final distribution, so
             divide by the temperature and give -inf to tokens that are cut off.
         n_answered: Tokens of the answer before this step, >= 0, for guards; without effect if `answered` is given.
-        given_away: Nats, >= 0: the margins of the loosely accepted ones among them. In the step itself, deferred
-            tokens count as given away.
         seed: 0..2**64-1, for the draws of `Stochastic` and rFSD; two steps need two seeds to be independent.
-        regions: The region of each drafted position, for `Regions`: "prose", "code", ... (`regions_of` tells).
-        answered: int [n_answered], the tokens of the answer before this step, for `NoRepeat` and `Random`.
+        answered: int [n_answered], the tokens of the answer before this step, for `NoRepeat`.
         eog: Token ids that end a text; protected as well. Nothing is emitted after one, and a window that is still
             open there does not hold.
 
@@ -127,14 +122,9 @@ def verify(
     if window.across_rounds:
         raise ValueError("verify() judges one step; leave the window's across_rounds at None or False.")
     in_round = replace(window, across_rounds=False)
-    before = answered, n_answered, given_away
-    for region in regions or ():
-        if region not in REGIONS:
-            raise ValueError(f"there is no region {region!r}; the regions are {', '.join(REGIONS)}.")
-    places = None if regions is None else [REGIONS.index(region) for region in regions]
     raw, tokens = _native.verify(
-        logits, draft, draft_logits, gate.nodes(), in_round.config(), protected, eog, target_tokens, places, *before,
-        seed,
+        logits, draft, draft_logits, gate.nodes(), in_round.config(), protected, eog, target_tokens, answered,
+        n_answered, seed,
     )  # fmt: skip
     decisions = []
     for i, d in enumerate(raw):

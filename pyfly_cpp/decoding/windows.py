@@ -1,7 +1,7 @@
 """The deferral window: the condition under which a deferred mismatch stands.
 
 On the command line and in settings a window is written as in `str(window)`: `reconverge:6`, `agree:5 tail=6`,
-`agree:2 across`.
+`reconverge:6 in-round`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class WindowRule(NamedTuple):
 
 RULES = {
     # Across steps the bonus comes before the next draft, which W = 1 does not reach.
-    "agree": WindowRule(False, lambda size, across: 0 if across and size > 1 else size),
+    "agree": WindowRule(False, lambda size, across: size),
     "reconverge": WindowRule(True, lambda size, across: 0 if across and size > 1 else min(size, 1)),
 }
 """All rules by their words."""
@@ -42,8 +42,7 @@ class Window:
     """W of the FLy paper, positions, >= 0. 0 lets every deferred mismatch stand immediately."""
 
     rule: str = "agree"
-    """`"agree"` (FLy paper, Eq. 8-9): the next W positions are all drafted and all match; across steps, to which the
-    target adds tokens of its own, at least one is drafted, and all drafted ones match. `"reconverge"`: one drafted
+    """`"agree"` (FLy paper, Eq. 8-9): the next W positions are all drafted and all match. `"reconverge"`: one drafted
     position among the next W matches; before a step without a draft, undecided mismatches are rejected. Agree suits
     long drafts (K > W), reconverge short ones (K <= W)."""
 
@@ -53,7 +52,7 @@ class Window:
 
     across_rounds: bool | None = None
     """Whether an undecided mismatch survives its step as provisional: kept in the caches, withheld from the caller,
-    taken back if its window breaks. None: False for agree, True for reconverge."""
+    taken back if its window breaks. None: False for agree, which takes no other value, True for reconverge."""
 
     def __post_init__(self) -> None:
         require_integer("the window's size", self.size, 0)
@@ -63,6 +62,11 @@ class Window:
             raise ValueError(f"the window's tail must be an integer >= 0 or None, not {self.tail!r}.")
         if self.across_rounds is not None and not isinstance(self.across_rounds, bool):
             raise ValueError(f"across_rounds must be True, False or None, not {self.across_rounds!r}.")
+        if self.rule == "agree" and self.across_rounds:
+            raise ValueError(
+                "a window under agree ends with its step; leave out across, or take the rule reconverge, whose window "
+                "may be decided in later steps."
+            )
 
     @property
     def outlives_round(self) -> bool:
@@ -82,6 +86,8 @@ class Window:
         """This window with other fields. One without positions gets the usual number of them with a rule for them."""
         if self.size == 0 and "rule" in fields and "size" not in fields:
             fields["size"] = Window().size
+        if fields.get("rule") == "agree":
+            fields.setdefault("across_rounds", None)
         return replace(self, **fields)
 
     def with_word(self, word: str) -> Window | None:

@@ -13,7 +13,6 @@ import llama_cpp
 from pyfly_cpp import _native
 from pyfly_cpp.decoding import EXACT
 from pyfly_cpp.decoding.drafters import Drafter, Host, open_drafter
-from pyfly_cpp.decoding.gates import REGIONS
 from pyfly_cpp.engine.access import CLOSED
 from pyfly_cpp.engine.adapters import Applied, applied
 from pyfly_cpp.engine.arguments import draft_max_of
@@ -197,14 +196,10 @@ class Decoder:
         by_drafter = dict(self._accepted_earlier)
         for native, n in zip(self._drafters, fields.pop("accepted_by")):
             by_drafter[native.name] = by_drafter.get(native.name, 0) + n
-        committed, loose = fields.pop("committed_in"), fields.pop("loose_in")
-        is_followed = any(committed)
         return Stats(
             **fields,
             seconds_python=python_seconds,
             accepted_by_drafter=tuple(by_drafter.items()),
-            committed_by_region=tuple(zip(REGIONS, committed)) if is_followed else (),
-            loose_by_region=tuple(zip(REGIONS, loose)) if is_followed else (),
         )
 
     def with_state(self, stats: Stats, adaptive: bool) -> Stats:

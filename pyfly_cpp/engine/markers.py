@@ -20,7 +20,7 @@ PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
 THOUGHTS = (
     ("<think>", "</think>"), ("<thinking>", "</thinking>"), ("<reasoning>", "</reasoning>"), ("[THINK]", "[/THINK]"),
 )  # fmt: skip
-"""What opens and closes thoughts; those of the region `think` (csrc/regions.cpp)."""
+"""What opens and closes thoughts."""
 READ = (OPEN, CLOSE, FUNCTION, END_FUNCTION, PARAMETER, END_PARAMETER, *(text for pair in THOUGHTS for text in pair))
 """The markers that are looked for in the text of an answer."""
 

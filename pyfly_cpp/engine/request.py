@@ -157,7 +157,7 @@ class Request:
             UNLIMITED if output is None or output.max_tokens is None else max(1, output.max_tokens - output.n_tokens)
         )
         slot.begin(
-            self.history, gate.nodes(), [window.config() for window in gate.windows(decoding.window)], sampler=sampler,
+            self.history, gate.nodes(), (decoding.window or gate.window).config(), sampler=sampler,
             take_failure=None if self.processors is None else self.processors.take_failure, n_room=n_room,
             n_evaluated=0 if self.reads_prompt else n_evaluated, draft_max=draft_max, trace=self.trace,
             keep_rows=self._keeps_rows, resumable=output is None, all_rows=self._wants_prompt_rows, owner=self.owner,

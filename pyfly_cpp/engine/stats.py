@@ -9,14 +9,13 @@ from typing import Any
 
 from pyfly_cpp import _native
 from pyfly_cpp._native import GovernorState, RawRecord
-from pyfly_cpp.decoding.gates import REGIONS
 from pyfly_cpp.decoding.verify import REASONS
 from pyfly_cpp.errors import counted
 
 _LEAST_TOKENS, _LEAST_ROUNDS = 16, 2
 """The fewest of which a speed is shown."""
 
-_BY_NAME = ("accepted_by_drafter", "committed_by_region", "loose_by_region")
+_BY_NAME = ("accepted_by_drafter",)
 """The counters that are pairs of a name and a number."""
 
 ORIGINS = tuple(_native.ORIGINS)
@@ -114,9 +113,6 @@ class Stats:
     """Committed drafts by the drafter that proposed them."""
     accepted_from_answers: int = 0
     """Right drafts that prompt lookup found in earlier answers."""
-    committed_by_region: tuple[tuple[str, int], ...] = ()
-    """Committed tokens by region of the answer, if the gate follows that (`Regions`)."""
-    loose_by_region: tuple[tuple[str, int], ...] = ()
     """Loose accepts among these."""
     governor: Governor | None = None
     """The governor's estimates (`adaptive=True`)."""
@@ -299,15 +295,12 @@ class Record:
     """ln p(token), nats."""
     rejected: tuple[int, ...] = ()
     """The drafts that were rejected here, in order."""
-    region: str = ""
-    """The region it belongs to, one of `gates.REGIONS`; empty if the gate does not follow that."""
 
     @classmethod
     def of(cls, raw: RawRecord) -> Record:
         """The batch's record, in words."""
         reason = "bonus" if raw.reason < 0 else REASONS[raw.reason]
-        region = "" if raw.region < 0 else REGIONS[raw.region]
-        return cls(**{**raw._asdict(), "origin": ORIGINS[raw.origin], "reason": reason, "region": region})
+        return cls(**{**raw._asdict(), "origin": ORIGINS[raw.origin], "reason": reason})
 
     @property
     def probability(self) -> float:

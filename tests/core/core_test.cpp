@@ -196,13 +196,11 @@ pyfly_scripted_config random_model(int32_t n_sequences, int64_t n_cells) {
 }
 
 pyfly_gate_node loose_gate(bool has_rows) {
-    switch (random_int(0, has_rows ? 8 : 6)) {
-        case 6:
+    switch (random_int(0, has_rows ? 6 : 4)) {
+        case 3:
             return {PYFLY_GATE_NO_REPEAT, random_int(1, 9), 0.0, 0.0};
         case 5:
-            return {PYFLY_GATE_REGION, random_int(0, 31), 0.0, 0.0};
-        case 7:
-        case 8:
+        case 6:
             return {random_int(PYFLY_GATE_FUZZY_KL, PYFLY_GATE_FUZZY_TV), random_int(0, 3), 0.4, 0.0};
         case 0:
             return {PYFLY_GATE_TYPICAL, 0, 0.3, 0.5};
@@ -210,8 +208,6 @@ pyfly_gate_node loose_gate(bool has_rows) {
             return {PYFLY_GATE_RELAXED, random_int(1, 32), 0.6, 0.0};
         case 2:
             return {PYFLY_GATE_EXACT_FIRST, random_int(0, 9), 0.0, 0.0};
-        case 3:
-            return {PYFLY_GATE_BUDGET, 0, 50.0, 0.0};
         default:
             return {PYFLY_GATE_MARGIN, 0, 1.0, 0.0};
     }
@@ -224,9 +220,8 @@ pyfly_request request_of(const std::vector<int32_t> & text, const pyfly_gate_nod
     request.n_evaluated = -1;
     request.gate = &gate;
     request.n_gate = 1;
-    for (pyfly_window_config & window : request.windows) {
-        window = {random_int(0, 6), random_int(0, 1), -1, random_int(0, 1)};
-    }
+    const int32_t rule = random_int(0, 1);
+    request.window = {random_int(0, 6), rule, -1, rule == PYFLY_WINDOW_RECONVERGE ? random_int(0, 1) : 0};
     request.trace = random_int(0, 1);
     request.keep_rows = random_int(0, 1);
     return request;
@@ -395,8 +390,8 @@ void test_divergences() {
                     pyfly_decision decision;
                     int32_t tokens[2];
                     size_t n_tokens = 0;
-                    assert(pyfly_verify(logits.data(), n, &draft, 1, q.data(), choices, nullptr, &gate, 1, &at_once,
-                                        nullptr, 0, nullptr, 0, nullptr, 0, 0.0, 0, &decision, tokens, &n_tokens,
+                    assert(pyfly_verify(logits.data(), n, &draft, 1, q.data(), choices, &gate, 1, &at_once,
+                                        nullptr, 0, nullptr, 0, nullptr, 0, 0, &decision, tokens, &n_tokens,
                                         &error) == PYFLY_OK);
                     return decision.reason == PYFLY_REASON_LOOSE;
                 };
@@ -419,8 +414,8 @@ void test_bad_arguments() {
     size_t n_tokens = 0;
     const auto status = [&](const int32_t * d, const pyfly_gate_node * g, const pyfly_window_config * w) {
         error.message[0] = '\0';
-        const pyfly_status s = pyfly_verify(row, 2, d, 0, nullptr, nullptr, nullptr, g, 1, w, d, d ? 1 : 0, nullptr, 0,
-                                            nullptr, 0, 0.0, 0, decisions, tokens, &n_tokens, &error);
+        const pyfly_status s = pyfly_verify(row, 2, d, 0, nullptr, nullptr, g, 1, w, d, d ? 1 : 0, nullptr, 0,
+                                            nullptr, 0, 0, decisions, tokens, &n_tokens, &error);
         assert((s == PYFLY_OK) == (error.message[0] == '\0'));
         return s;
     };
@@ -467,7 +462,7 @@ void test_speculative_sampling() {
         std::vector<int32_t> tokens(n_draft + 1);
         size_t n_tokens = 0;
         assert(pyfly_verify(logits.data(), n_vocab, draft.data(), n_draft, round % 2 ? draft_logits.data() : nullptr,
-                            nullptr, nullptr, &gate, 1, &window, nullptr, 0, nullptr, 0, nullptr, 0, 0.0,
+                            nullptr, &gate, 1, &window, nullptr, 0, nullptr, 0, nullptr, 0,
                             static_cast<uint64_t>(round), decisions.data(), tokens.data(), &n_tokens,
                             &error) == PYFLY_OK);
         assert(n_tokens >= 1 && n_tokens <= n_draft + 1);

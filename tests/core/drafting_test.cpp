@@ -75,8 +75,8 @@ struct Texts {
     }
 
     void begin(int32_t slot, pyfly::Gate gate) {
-        const std::vector<pyfly_window_config> windows(PYFLY_N_REGIONS, {0, PYFLY_WINDOW_AGREE, -1, 0});
-        batch.begin(slot, {std::move(gate), windows, false, false, false, false, batch.draft_max(nullptr), 0}, {2, 3},
+        const pyfly_window_config window = {0, PYFLY_WINDOW_AGREE, -1, 0};
+        batch.begin(slot, {std::move(gate), window, false, false, false, false, batch.draft_max(nullptr), 0}, {2, 3},
                     std::nullopt, pyfly::make_sampler(nullptr, false, false));
     }
 

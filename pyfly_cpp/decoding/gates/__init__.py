@@ -6,21 +6,18 @@ All logarithms are natural; p = softmax(row) over the whole vocabulary, after ev
 
 Gates are frozen dataclasses; they hold configuration, the decisions are made in `csrc/rules/`. On the command line and
 in presets a gate is written as in `str(gate)`: `exact`, `entropy:0.3`, `margin:0.3`, `typical:0.09:0.3`,
-`all(margin:0.5,exact-first:8)`, `regions(prose=margin:0.3,think=relaxed)`. Guards only restrict other gates, with which
-they stand in an `all(...)`. `FORMS` (in `written.py`) is the one table for reading, listing and explaining
-them. A gate includes its own window, which applies unless you set one.
+`all(margin:0.5,exact-first:8)`. Guards only restrict other gates, with which they stand in an `all(...)`. `FORMS` (in
+`written.py`) is the one table for reading, listing and explaining them. A gate includes its own window, which applies unless you set one.
 """
 
 from __future__ import annotations
 
-from pyfly_cpp.decoding.gates.at_once import Ratio, Relaxed, Typical
+from pyfly_cpp.decoding.gates.at_once import Relaxed, Typical
 from pyfly_cpp.decoding.gates.combined import AllOf, AnyOf
 from pyfly_cpp.decoding.gates.fly import Entropy, Exact, Margin
 from pyfly_cpp.decoding.gates.fuzzy import Fuzzy
-from pyfly_cpp.decoding.gates.gate import REGIONS, Gate, GateNode
-from pyfly_cpp.decoding.gates.guards import Budget, ExactFirst, NoRepeat
-from pyfly_cpp.decoding.gates.random import Random
-from pyfly_cpp.decoding.gates.regions import Regions, regions_of
+from pyfly_cpp.decoding.gates.gate import Gate, GateNode
+from pyfly_cpp.decoding.gates.guards import ExactFirst, NoRepeat
 from pyfly_cpp.decoding.gates.stochastic import Stochastic
 from pyfly_cpp.decoding.gates.written import (
     FORMS,
@@ -40,10 +37,8 @@ __all__ = [
     "FORMS",
     "KNOBS",
     "N_RUNGS",
-    "REGIONS",
     "AllOf",
     "AnyOf",
-    "Budget",
     "Entropy",
     "Exact",
     "ExactFirst",
@@ -52,16 +47,12 @@ __all__ = [
     "GateNode",
     "Margin",
     "NoRepeat",
-    "Random",
-    "Ratio",
-    "Regions",
     "Relaxed",
     "Stochastic",
     "Typical",
     "examples",
     "ladder",
     "parse_gate",
-    "regions_of",
     "require_gate",
     "require_window_for",
     "why_all",

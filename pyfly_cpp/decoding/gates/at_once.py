@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from pyfly_cpp import _native
@@ -17,25 +16,6 @@ class AtOnce(Gate):
     @property
     def window(self) -> Window:
         return Window(0)
-
-
-@dataclass(frozen=True)
-class Ratio(AtOnce):
-    """Defers if p(draft) / p(top 1) > r: the margin gate with tau = -ln r, by default without a window."""
-
-    r: float = 0.74
-    """Share of the highest probability, in (0, 1]. 1 is exact matching."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "r", require_number("r", self.r, 1.0))
-        if self.r == 0.0:
-            raise ValueError("r must be above 0; a ratio of 0 would let every token pass.")
-
-    def nodes(self) -> tuple[GateNode, ...]:
-        return (GateNode("margin", 0, -math.log(self.r)),)
-
-    def __str__(self) -> str:
-        return f"ratio:{written(self.r)}"
 
 
 @dataclass(frozen=True)

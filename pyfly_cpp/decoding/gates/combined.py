@@ -22,12 +22,7 @@ class _Combined(Gate):
                 raise ValueError(f"{type(self).__name__} combines gates such as Margin(0.3), not {gate!r}.")
             if gate.draws and gate.is_lossless:
                 raise ValueError(f"{gate} accepts nothing loosely, so there is nothing to combine; use it alone.")
-            if gate.draws_choices and not gate.draws:
-                raise ValueError(f"{gate} draws the target's choices anew, which no other gate limits; use it alone.")
         object.__setattr__(self, "gates", gates)
-
-    def in_region(self, region: str) -> Gate:
-        return type(self)(*(gate.in_region(region) for gate in self.gates))
 
     def _combined(self, kind: str) -> tuple[GateNode, ...]:
         operands = [node for gate in self.gates for node in gate.nodes()]
@@ -73,10 +68,6 @@ class AllOf(_Combined):
     @property
     def is_guard(self) -> bool:
         return all(gate.is_guard for gate in self.gates)
-
-    @property
-    def draws(self) -> bool:
-        return any(gate.draws for gate in self.gates)
 
     def __str__(self) -> str:
         return self._join("all")

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from pyfly_cpp import _native
-from pyfly_cpp.decoding.gates.gate import TWO_DRAWS, Gate, GateNode, written
+from pyfly_cpp.decoding.gates.gate import Gate, GateNode, written
 from pyfly_cpp.decoding.windows import Window
 from pyfly_cpp.ranges import require_number
 
@@ -45,14 +45,7 @@ class Entropy(Gate):
     top: int | None = 3
     """n of the top-n entropy, 1..32, or None for the normalised entropy of the whole row."""
 
-    two_draws: bool = False
-    """At temperature > 0: draw the target's choice twice, and let a draft match that either draw gives, as the
-    reference code does; what is emitted for a rejected draft is the first draw. Drafts are the drafter's favourites, as
-    there. A token of the second draw alone counts as a match, though the distribution is no longer the target's."""
-
     def __post_init__(self) -> None:
-        if not isinstance(self.two_draws, bool):
-            raise ValueError(f"two_draws must be True or False, not {self.two_draws!r}.")
         if self.top is not None and (
             isinstance(self.top, bool) or not isinstance(self.top, int) or not 1 <= self.top <= _native.MAX_TOP
         ):
@@ -63,13 +56,11 @@ class Entropy(Gate):
 
     def nodes(self) -> tuple[GateNode, ...]:
         if self.top is None:
-            node = GateNode("entropy_normalized", 0, self.theta)
-        else:
-            node = GateNode("entropy_top", self.top, self.theta)
-        return (node, TWO_DRAWS, GateNode("any", 2)) if self.two_draws else (node,)
+            return (GateNode("entropy_normalized", 0, self.theta),)
+        return (GateNode("entropy_top", self.top, self.theta),)
 
     def __str__(self) -> str:
-        word = "entropy" + ("-normalized" if self.top is None else "") + ("-twice" if self.two_draws else "")
+        word = "entropy" + ("-normalized" if self.top is None else "")
         return f"{word}:{written(self.theta)}" + ("" if self.top in (None, 3) else f":{self.top}")
 
 

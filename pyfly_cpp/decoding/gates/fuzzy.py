@@ -63,10 +63,6 @@ class Fuzzy(AtOnce):
         node = GateNode(_NODES[self.kind], self.top or 0, self.threshold)
         return (node, GateNode("stochastic"), GateNode("any", 2)) if self.residual else (node,)
 
-    @property
-    def draws(self) -> bool:
-        return self.residual
-
     def __str__(self) -> str:
         word = "rfsd" if self.residual else "fuzzy"
         return f"{word}-{self.kind}:{written(self.threshold)}" + ("" if self.top is None else f":{self.top}")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pyfly_cpp.decoding.gates.gate import Gate, GateNode, written
-from pyfly_cpp.ranges import require_integer, require_number
+from pyfly_cpp.decoding.gates.gate import Gate, GateNode
+from pyfly_cpp.ranges import require_integer
 
 
 class Guard(Gate):
@@ -32,26 +32,6 @@ class ExactFirst(Guard):
 
     def __str__(self) -> str:
         return f"exact-first:{self.n}"
-
-
-@dataclass(frozen=True)
-class Budget(Guard):
-    """A guard: the margins that an answer gives away, ln p(top 1) - ln p(draft) summed over its loosely accepted
-    tokens, stay under so many nats for every 100 tokens. The rest is saved up.
-    `AllOf(Margin(1.0), Budget(2.0))`.
-    """
-
-    nats: float = 2.0
-    """Nats for 100 tokens, >= 0. 0 is exact."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "nats", require_number("nats", self.nats))
-
-    def nodes(self) -> tuple[GateNode, ...]:
-        return (GateNode("budget", 0, self.nats),)
-
-    def __str__(self) -> str:
-        return f"budget:{written(self.nats)}"
 
 
 @dataclass(frozen=True)

@@ -27,25 +27,12 @@ class Stochastic(AtOnce):
     Mirostat, which learns from its own draws, is rejected.
     """
 
-    block: bool = False
-    """Block verification: the drafts of a step are accepted together. Also lossless, with no fewer tokens per step in
-    expectation. Logits processors then see drafts that may be taken back. Source: Sun et al. 2024 (arXiv 2403.10444),
-    algorithm 2."""
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.block, bool):
-            raise ValueError(f"block must be True or False, not {self.block!r}.")
-
     def nodes(self) -> tuple[GateNode, ...]:
-        return (GateNode("stochastic", int(self.block)),)
+        return (GateNode("stochastic"),)
 
     @property
     def is_lossless(self) -> bool:
         return True
 
-    @property
-    def draws(self) -> bool:
-        return True
-
     def __str__(self) -> str:
-        return "stochastic-block" if self.block else "stochastic"
+        return "stochastic"

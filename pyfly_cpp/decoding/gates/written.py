@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from pyfly_cpp.decoding.gates.at_once import Ratio, Relaxed, Typical
+from pyfly_cpp.decoding.gates.at_once import Relaxed, Typical
 from pyfly_cpp.decoding.gates.combined import AllOf, AnyOf
 from pyfly_cpp.decoding.gates.fly import Entropy, Exact, Margin
 from pyfly_cpp.decoding.gates.fuzzy import KINDS, Fuzzy
-from pyfly_cpp.decoding.gates.gate import REGIONS, Gate, written
-from pyfly_cpp.decoding.gates.guards import Budget, ExactFirst, Guard, NoRepeat
-from pyfly_cpp.decoding.gates.random import Random
-from pyfly_cpp.decoding.gates.regions import Regions
+from pyfly_cpp.decoding.gates.gate import Gate, written
+from pyfly_cpp.decoding.gates.guards import ExactFirst, Guard, NoRepeat
 from pyfly_cpp.decoding.gates.stochastic import Stochastic
 from pyfly_cpp.decoding.windows import Window
 from pyfly_cpp.errors import did_you_mean
@@ -53,7 +52,7 @@ class Knob(NamedTuple):
 
 
 class Form(NamedTuple):
-    """One way to write a gate: `word:number:...`, `word(gate,...)`, or `word(name=gate,...)`."""
+    """One way to write a gate: `word:number:...` or `word(gate,...)`."""
 
     word: str
     example: str
@@ -64,8 +63,6 @@ class Form(NamedTuple):
     None: gates in parentheses."""
     fixed: dict[str, Any] = {}  # noqa: RUF012 - never changed
     """Fields that the word sets."""
-    names: tuple[str, ...] = ()
-    """The fields of the gates in parentheses, where they are named."""
     knob: Knob | None = None
     """Its threshold, if it has one to move."""
 
@@ -88,27 +85,30 @@ FORMS = (
     Form("typical", "typical:0.09:0.3", Typical, {"epsilon": float, "delta": float},
          knob=Knob("epsilon", math.nan, 0.3, 0.3**0.5, 0.0)),  # above delta it changes nothing
     Form("relaxed", "relaxed:10:0.6", Relaxed, {"k": int, "delta": float}, knob=Knob("delta", 0.0, 0.02, 2, 1.0)),
-    Form("ratio", "ratio:0.74", Ratio, {"r": float}, knob=Knob("r", 1.0, 0.86, 0.86)),
     Form("entropy-normalized", "entropy-normalized:0.3", Entropy, {"theta": float}, {"top": None},
-         knob=_ENTROPY_OF_ALL),
-    Form("entropy-twice", "", Entropy, {"theta": float, "top": int}, {"two_draws": True}, knob=_ENTROPY),
-    Form("entropy-normalized-twice", "", Entropy, {"theta": float}, {"top": None, "two_draws": True},
          knob=_ENTROPY_OF_ALL),
     _fuzzy("js", example="fuzzy-js:0.1"),
     *(_fuzzy(kind) for kind in KINDS if kind != "js"),
     _fuzzy("js", residual=True, example="rfsd-js:0.1"),
     *(_fuzzy(kind, residual=True) for kind in KINDS if kind != "js"),
     Form("stochastic", "stochastic", Stochastic),
-    Form("stochastic-block", "stochastic-block", Stochastic, fixed={"block": True}),
-    Form("random", "", Random, {"p": float, "seed": int}, knob=Knob("p", 0.0, 1 / 64, 2, 1.0)),
     Form("exact-first", "exact-first:8", ExactFirst, {"n": int}),
-    Form("budget", "budget:2", Budget, {"nats": float}),
     Form("no-repeat", "no-repeat:8", NoRepeat, {"n": int}),
-    Form("regions", "regions(prose=margin:0.3,think=relaxed:10:0.6)", Regions, None, names=REGIONS),
     Form("all", "all(...,...)", AllOf, None),
     Form("any", "any(...,...)", AnyOf, None),
 )  # fmt: skip
 """Every way to write a gate. A new gate is a dataclass in a file next to this one, and its words here."""
+
+_GONE = {
+    "ratio": "write margin:0.3 for ratio:0.74 (the margin is -ln of the ratio)",
+    "entropy-twice": "write entropy",
+    "entropy-normalized-twice": "write entropy-normalized",
+    "stochastic-block": "write stochastic",
+    "random": "write margin:0.3 to accept loosely",
+    "budget": "write exact-first or no-repeat to limit another gate",
+    "regions": "write one gate for the whole answer, such as margin:0.3",
+}
+"""Gates of earlier versions, and what to write instead."""
 
 KNOBS = {form.word: form.knob for form in FORMS if form.knob}
 """The words of gates with a threshold that `tune` moves."""
@@ -161,8 +161,6 @@ def _parse(text: str, n_levels: int) -> Gate:
                 if n_levels == 0:
                     raise ValueError(f"the gate is nested more than {MAX_DEPTH} deep; combine fewer.")
                 parts = _split(text[len(form.word) + 1 : -1])
-                if form.names:
-                    return form.gate(**_parse_named(form, parts, n_levels - 1))
                 return form.gate(*(_parse(part, n_levels - 1) for part in parts))
         elif name == form.word and len(numbers) <= len(form.numbers):
             try:
@@ -171,24 +169,11 @@ def _parse(text: str, n_levels: int) -> Gate:
             except ValueError as error:
                 raise ValueError(f"cannot read the gate {text!r}: {error}") from None
     words = [form.word for form in FORMS]
+    gone = re.split(r"[(:]", text, maxsplit=1)[0]
+    if gone in _GONE:
+        raise ValueError(f"the gate {gone} is no longer there, because it gained nothing; {_GONE[gone]}.")
     hint = "" if name in words else did_you_mean(name, words)
     raise ValueError(f"unknown gate {text!r}.{hint} A gate is written {examples()}.")
-
-
-def _parse_named(form: Form, parts: list[str], n_levels: int) -> dict[str, Gate]:
-    """The fields of a gate that is written `word(name=gate,...)`."""
-    gates: dict[str, Gate] = {}
-    for part in parts if any(parts) else []:
-        name, equals, written = (text.strip() for text in part.partition("="))
-        if not equals:
-            raise ValueError(f"{part.strip()!r} names no region; write {form.word}({form.names[0]}=...).")
-        if name not in form.names:
-            known = ", ".join(form.names)
-            raise ValueError(f"{form.word} has no {name!r}, but {known}.{did_you_mean(name, form.names)}")
-        if name in gates:
-            raise ValueError(f"{form.word} names {name!r} twice; give it one gate.")
-        gates[name] = _parse(written, n_levels)
-    return gates
 
 
 def _split(text: str) -> list[str]:
