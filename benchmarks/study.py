@@ -6,8 +6,8 @@
         [--dev-sets 4,8,16,32]
 
 A rule is a setting (`margin:0.3`, "entropy:0.3 agree:4 k=15"), or a preset: a shipped one's name, or a file; or one of
-the lists in RULE_LISTS: `table-4` (that of the FLy paper), `window`, `kl-judge`, `sampling`, `bounds`. `plain` and
-`exact` always answer as well. Several folders of a report differ in their --seed alone, and count together. With
+the lists in RULE_LISTS: `table-4` (that of the FLy paper), `window`, `kl-judge`, `sampling`. `plain` and `exact`
+always answer as well. Several folders of a report differ in their --seed alone, and count together. With
 --governed, one text at a time, everything drafts as it is shipped, and the tokens a second are those that users see.
 Without it every round drafts --k tokens, so that no answer depends on times; with --parallel, many answers cost least.
 On weights that our kernels cover, exact decoding has the same bits in every batch: an answer that differs from exact's
@@ -155,7 +155,7 @@ POOLS = {"code and maths": ("gsm8k", "humaneval", "mbpp"), "maths and prose": ("
 """Parts that are also reported together. The first one decides the race; in the second one looseness can act."""
 KEEPS = 0.99
 """The recovery that a rule must be able to have to stay in the race."""
-RULES = ("margin:0.3", "entropy:0.3", "balanced", "fast")
+RULES = ("margin:0.3", "entropy:0.3")
 
 
 def kl_judge(tau: float, mask: float = 0.9) -> str:
@@ -186,13 +186,9 @@ RULE_LISTS: dict[str, tuple[str, ...]] = {
         for window in ("agree:0", "reconverge:6", "agree:2", "agree:6")
     ),
     "kl-judge": tuple(kl_judge(tau) for tau in (0.03, 0.1, 0.3, 1.0)),
-    "sampling": ("stochastic", "stochastic-block", "entropy:0.3", "entropy-twice:0.3", "margin:0.3", "rfsd-js:0.1"),
-    "bounds": tuple(f"random:{p} agree:0" for p in (0.1, 0.3, 1)),
+    "sampling": ("stochastic", "entropy:0.3", "margin:0.3", "rfsd-js:0.1"),
 }
-"""Rules that answer one question, by a name that --rules takes. `bounds` are what every rule has to be better than:
-random acceptance, and with 1 the draft alone. Random allocation spends as many loose tokens as a rule does, on
-mismatches drawn by lot: record `random:p agree:0`, with a p at which the report's "loose, % of tokens" is that of the
-rule. This share grows with p, so interpolate between two of the bounds, and once more with what was recorded then."""
+"""Rules that answer one question, by a name that --rules takes."""
 
 
 OF_A_CHUNK = ("task", "items", "settings", "part", "data_sha256")

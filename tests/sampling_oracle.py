@@ -1,4 +1,4 @@
-"""Speculative sampling and block verification again, on dense NumPy rows and with the same random numbers, and how
+"""Speculative sampling again, on dense NumPy rows and with the same random numbers, and how
 observed tokens are held against a distribution."""
 
 from __future__ import annotations
@@ -49,13 +49,6 @@ class Random:
         return int(np.argmax(borders > u))
 
 
-def random_acceptance(seed, tokens):
-    """The number in [0, 1) that decides about the last of an answer's tokens: csrc/rules/random.cpp."""
-    for token in tokens:
-        seed = ((seed ^ int(token)) * 0x100000001B3) & MASK
-    return Random(seed).uniform()
-
-
 def softmax(row):
     row = np.asarray(row, dtype=np.float64)
     weights = np.exp(row - row.max())
@@ -72,31 +65,10 @@ def choose_beside(p, q, drafted, random):
     return random.draw(np.maximum(p - q, 0))
 
 
-def keep_block(p, q, drafted):
-    """[n + 1]: how likely the first i tokens are kept, given the drafts, and [n]: what `choose_block` tests."""
-    n = len(drafted)
-    reach = [1.0]
-    for i, token in enumerate(drafted):
-        reach.append(min(reach[-1] * p[i][token] / q[i][token], 1.0))
-    tests = []
-    for i in range(1, n):
-        rest = np.maximum(reach[i] * p[i] - q[i], 0).sum()
-        tests.append(rest / (rest + 1 - reach[i]) if rest > 0 else 0.0)
-    return reach, [*tests, reach[n]]
-
-
-def choose_block(p, q, drafted, random):
-    """How many of the block are kept, and what the next token is drawn from; None behind a whole block."""
-    reach, tests = keep_block(p, q, drafted)
-    kept = max((i + 1 for i, test in enumerate(tests) if random.is_under(test)), default=0)
-    return kept, np.maximum(reach[kept] * p[kept] - q[kept], 0) if kept < len(drafted) else None
-
-
-def tokens_of_a_round(p_of, q_of, k, n_vocab, is_block):
-    """The distribution of the first k + 1 tokens that a round of k drafts begins, and how many it commits in
-    expectation: exactly, over all drafts. p_of, q_of: from the tokens before to a distribution; what a round leaves
-    open is drawn from p_of."""
-    out, expected = {}, 0.0
+def tokens_of_a_round(p_of, q_of, k, n_vocab):
+    """The distribution of the first k + 1 tokens that a round of k drafts begins: exactly, over all drafts. p_of, q_of:
+    from the tokens before to a distribution; what a round leaves open is drawn from p_of."""
+    out = {}
 
     def add(tokens, mass):
         if len(tokens) == k + 1:
@@ -111,20 +83,13 @@ def tokens_of_a_round(p_of, q_of, k, n_vocab, is_block):
         mass = np.prod([q[i][token] for i, token in enumerate(drafted)])
         if mass == 0.0:
             continue
-        if is_block:
-            reach, tests = keep_block(p, q, drafted)
-            ends = [test * np.prod([1 - later for later in tests[i + 1 :]]) for i, test in enumerate(tests)]
-            ends = [1 - sum(ends), *ends]
-        else:
-            kept = np.cumprod([1.0, *(min(1.0, p[i][t] / q[i][t]) for i, t in enumerate(drafted))])
-            reach, ends = np.ones(k + 1), [*(kept[:-1] - kept[1:]), kept[-1]]
-        for n, share in enumerate(ends):
-            rest = np.maximum(reach[n] * p[n] - q[n], 0) if n < k else p_of(drafted)
-            expected += mass * share * (n + 1)
+        kept = np.cumprod([1.0, *(min(1.0, p[i][t] / q[i][t]) for i, t in enumerate(drafted))])
+        for n, share in enumerate([*(kept[:-1] - kept[1:]), kept[-1]]):
+            rest = np.maximum(p[n] - q[n], 0) if n < k else p_of(drafted)
             for token in range(n_vocab):
                 if share * rest[token] > 0:
                     add((*drafted[:n], token), mass * share * rest[token] / rest.sum())
-    return out, expected
+    return out
 
 
 class Fit:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from some_windows import some_windows
 
 from pyfly_cpp import CrossVocabulary, DraftModel, Entropy, Exact, Margin, PromptLookup, Window
 from pyfly_cpp.decoding import EXACT, PLAIN, Decoding, parse_settings, short_names
@@ -35,8 +36,8 @@ from pyfly_cpp.decoding.gates import AnyOf
         ("margin:0.3 adaptive k=8", Decoding(Margin(0.3), draft_max=8, adaptive=True)),
         ("margin:0.3 reconverge both", Decoding(Margin(0.3), Window(rule="reconverge"), None, "both")),
         (
-            "any(margin:0.3,entropy:0.5) across",
-            Decoding(AnyOf(Margin(0.3), Entropy(0.5)), Window(across_rounds=True)),
+            "any(margin:0.3,entropy:0.5) reconverge across",
+            Decoding(AnyOf(Margin(0.3), Entropy(0.5)), Window(rule="reconverge", across_rounds=True)),
         ),
         ("margin:0.3 tail=2", Decoding(Margin(0.3), Window(6, "reconverge", tail=2))),
         ("margin:0.3 agree", Decoding(Margin(0.3), Window(6))),
@@ -61,12 +62,8 @@ def decodings(drafters):
     gates = st.one_of(
         st.just(Exact()), st.builds(Margin, st.floats(0, 10)), st.builds(Entropy, st.floats(0, 10), st.integers(1, 32))
     )
-    windows = st.builds(
-        Window, st.integers(0, 99), st.sampled_from(["agree", "reconverge"]), st.none() | st.integers(0, 9),
-        st.sampled_from([None, True, False]),
-    )  # fmt: skip
     return st.builds(
-        Decoding, gates, st.none() | windows, st.none() | st.integers(0, 64), st.sampled_from(drafters),
+        Decoding, gates, st.none() | some_windows(99, 9), st.none() | st.integers(0, 64), st.sampled_from(drafters),
         st.sampled_from([None, True, False]),
     )  # fmt: skip
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from one_text import Engine
+from some_windows import some_windows
 
 from pyfly_cpp import DraftModel, Entropy, Exact, Fuzzy, Margin, PromptLookup, Stochastic, Window, verify
 from pyfly_cpp._native import CallbackDrafter, ScriptedTarget
@@ -18,15 +19,10 @@ from pyfly_cpp.decoding.gates import (
     FORMS,
     KNOBS,
     N_RUNGS,
-    REGIONS,
     AllOf,
     AnyOf,
-    Budget,
     ExactFirst,
     NoRepeat,
-    Random,
-    Ratio,
-    Regions,
     Relaxed,
     Typical,
     examples,
@@ -39,7 +35,7 @@ from pyfly_cpp.decoding.gates import (
 )
 from pyfly_cpp.decoding.gates.fuzzy import KINDS
 from pyfly_cpp.decoding.gates.guards import Guard
-from pyfly_cpp.decoding.windows import RULES, require_window
+from pyfly_cpp.decoding.windows import require_window
 from pyfly_cpp.engine.arguments import draft_max_of
 
 
@@ -70,6 +66,35 @@ def test_unreadable_gates(text):
         parse_gate(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "instead"),
+    [
+        ("ratio:0.74", "margin:0.3"),
+        ("random:0.5", "margin:0.3"),
+        ("stochastic-block", "write stochastic"),
+        ("entropy-twice:0.3", "write entropy"),
+        ("entropy-normalized-twice:0.3", "write entropy-normalized"),
+        ("budget:2", "exact-first"),
+        ("all(margin:0.3,budget:2)", "exact-first"),
+        ("regions(prose=all(margin:0.3,exact-first:8),think=exact)", "margin:0.3"),
+    ],
+)
+def test_gates_of_earlier_versions_name_what_replaces_them(text, instead):
+    with pytest.raises(ValueError, match=rf"^the gate [a-z-]+ is no longer there.*{instead}[^.]*(\.\d[^.]*)*\.$"):
+        parse_gate(text)
+
+
+def test_a_window_under_agree_ends_with_its_step():
+    for make in (
+        lambda: Window(across_rounds=True),
+        lambda: require_window("agree:6 across"),
+        lambda: Window(6, "reconverge", across_rounds=True).but(rule="agree", across_rounds=True),
+    ):
+        with pytest.raises(ValueError, match=r"^a window under agree ends with its step; [^.]*reconverge[^.]*\.$"):
+            make()
+    assert Window(6, "reconverge", across_rounds=True).with_word("agree") == Window(6)
+
+
 # Of the gates, windows and drafters that most use: end_to_end/test_bad_input.py.
 @pytest.mark.parametrize(
     "make",
@@ -77,8 +102,6 @@ def test_unreadable_gates(text):
         lambda: Margin(True),
         lambda: Entropy(0.3, top=33),
         lambda: Entropy(0.3, top=2.5),
-        lambda: Ratio(0.0),
-        lambda: Ratio(1.1),
         lambda: Typical(epsilon=math.nan),
         lambda: Typical(delta=1.5),
         lambda: Relaxed(0),
@@ -90,11 +113,7 @@ def test_unreadable_gates(text):
         lambda: Fuzzy("tv", 0.1, top=0),
         lambda: ExactFirst(-1),
         lambda: ExactFirst(2.0),
-        lambda: Budget(math.inf),
         lambda: NoRepeat(0),
-        lambda: Random(1.1),
-        lambda: Random(math.nan),
-        lambda: Random(0.5, -1),
         lambda: AllOf(),
         lambda: AnyOf(3),
         lambda: Window(True),
@@ -131,7 +150,7 @@ def test_ladders_begin_at_exact_decoding_and_loosen(word):
 
 
 @pytest.mark.parametrize(
-    ("word", "hint"), [("margn", "Did you mean 'margin'"), ("budget", "no gate with"), ("all", "typical")]
+    ("word", "hint"), [("margn", "Did you mean 'margin'"), ("exact-first", "no gate with"), ("all", "typical")]
 )
 def test_gates_without_a_ladder(word, hint):
     with pytest.raises(ValueError, match=hint):
@@ -141,7 +160,7 @@ def test_gates_without_a_ladder(word, hint):
 def test_defaults_of_across_rounds():
     assert not Window().outlives_round
     assert Window(rule="reconverge").outlives_round
-    assert Window(across_rounds=True).outlives_round
+    assert not Window(across_rounds=False).outlives_round
     assert not Window(rule="reconverge", across_rounds=False).outlives_round
 
 
@@ -150,29 +169,19 @@ gates = st.recursive(
         st.just(Exact()),
         st.builds(Margin, st.floats(0, 3)),
         st.builds(Entropy, st.floats(0, 1), st.none() | st.integers(1, 4)),
-        st.builds(Ratio, st.floats(0, 1, exclude_min=True)),
         st.builds(Typical, st.floats(0, 1), st.floats(0, 1)),
         st.builds(Relaxed, st.integers(1, 32), st.floats(0, 1)),
-        st.builds(Random, st.floats(0, 1), st.integers(0, 2**31 - 1)),
         st.builds(Fuzzy, st.sampled_from(KINDS), st.floats(0, 2), st.none() | st.integers(1, 99)),
-        st.builds(lambda n, nats: AllOf(Exact(), ExactFirst(n), Budget(nats)), st.integers(0, 99), st.floats(0, 9)),
-        st.builds(lambda n: AllOf(Exact(), NoRepeat(n)), st.integers(1, 99)),
+        st.builds(lambda n, m: AllOf(Exact(), ExactFirst(n), NoRepeat(m)), st.integers(0, 99), st.integers(1, 99)),
     ),
-    lambda inner: (
-        st.lists(inner, min_size=1, max_size=3).flatmap(lambda g: st.sampled_from([AllOf(*g), AnyOf(*g)]))
-        | st.dictionaries(st.sampled_from(REGIONS), inner, min_size=1).map(lambda gates: Regions(**gates))
-    ),
+    lambda inner: st.lists(inner, min_size=1, max_size=3).flatmap(lambda g: st.sampled_from([AllOf(*g), AnyOf(*g)])),
     max_leaves=6,
 )
-windows = st.builds(
-    Window, st.integers(0, 9), st.sampled_from(sorted(RULES)), st.none() | st.integers(0, 9),
-    st.sampled_from([None, True, False]),
-)  # fmt: skip
+windows = some_windows(9, 9)
 
 
 alone = st.one_of(
-    st.builds(Stochastic, st.booleans()),
-    st.builds(Entropy, st.floats(0, 1), st.none() | st.integers(1, 4), st.just(True)),
+    st.just(Stochastic()),
     st.builds(Fuzzy, st.sampled_from(KINDS), st.floats(0, 2), st.none() | st.integers(1, 99), st.just(True)),
 )
 
@@ -248,11 +257,8 @@ def test_a_lossless_gate_never_defers(gate):
     """Of the most undecided row, with the draft second by a hair; a gate that is not lossless may still be strict."""
     row = np.zeros((2, 4))
     row[:, 1] = 1e-3
-    for region in REGIONS:
-        for g in (gate, gate.in_region(region)):
-            decisions = verify(row, [0], gate=g, window=Window(0), draft_logits=row[:1], regions=[region]).decisions
-            loose = decisions[0].reason == "loose"
-            assert not (loose and g.is_lossless)
+    decisions = verify(row, [0], gate=gate, window=Window(0), draft_logits=row[:1]).decisions
+    assert not (decisions[0].reason == "loose" and gate.is_lossless)
 
 
 @given(windows.filter(lambda window: not window.outlives_round), st.integers(1, 12))
@@ -294,13 +300,13 @@ def test_why_nothing_is_accepted():
     assert why_strict(Margin(0.3), Window(2), 3) is None, "vLLM's"
 
 
-@pytest.mark.parametrize("written", ["fuzzy-js:0.7", "fuzzy-tv:1", "rfsd-js:1.5", "all(fuzzy-js:0.7:5,budget:2)"])
+@pytest.mark.parametrize("written", ["fuzzy-js:0.7", "fuzzy-tv:1", "rfsd-js:1.5", "all(fuzzy-js:0.7:5,exact-first:2)"])
 def test_a_threshold_that_lets_everything_pass_is_known(written):
     gate = parse_gate(written)
     if not gate.draws:  # rows that are as different as they can be
         row, other = np.array([[9.0, -9.0], [0, 0]]), np.array([[-9.0, 9.0]])
         decisions = verify(row, [1], gate, Window(0), draft_logits=other).decisions
-        assert decisions[0].reason == "loose" or "budget" in written
+        assert decisions[0].reason == "loose" or "exact-first" in written
     why = why_all(gate, 4)
     assert why is not None and written in why
     assert ("fuzzy-js-code:" in why) == ("js" in written)
@@ -313,7 +319,7 @@ def test_thresholds_that_may_be_meant(written):
 
 
 def test_a_margin_larger_than_advised_is_known():
-    for written in ("margin:0.3", "all(margin:1,budget:2)", "entropy:2", "exact"):
+    for written in ("margin:0.3", "all(margin:1,exact-first:2)", "entropy:2", "exact"):
         assert why_beyond(parse_gate(written), 4) is None
     why = why_beyond(Margin(1.0), 4)
     assert why is not None and "margin:1 " in why and "37%" in why and "0.3" in why
@@ -352,7 +358,7 @@ def test_drafters_and_windows_in_their_written_form():
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):
             require_drafters(text)
-    windows = (Window(), Window(3, "reconverge"), Window(5, tail=6), Window(2, across_rounds=True))
+    windows = (Window(), Window(3, "reconverge"), Window(5, tail=6), Window(2, "reconverge", across_rounds=False))
     assert [require_window(str(window)) for window in windows] == list(windows)
     assert require_window("reconverge") == Window(rule="reconverge") and require_window(None) is None
     for text in ("", "6", "tail=2", "agree:x", "agree:2 reconverge:3", "agre:2"):
@@ -385,8 +391,8 @@ def test_the_table_of_drafters():
 @pytest.mark.parametrize(
     "gate",
     [
-        *("exact", "margin:0.3", "entropy:0.3", "entropy-normalized:0.3", "ratio:0.7", "typical:0.09:0.3"),
-        *("relaxed:10:0.6", "all(margin:0.3,budget:2)", *(f"fuzzy-{kind}:0.1" for kind in KINDS)),
+        *("exact", "margin:0.3", "entropy:0.3", "entropy-normalized:0.3", "typical:0.09:0.3"),
+        *("relaxed:10:0.6", "all(margin:0.3,no-repeat:2)", *(f"fuzzy-{kind}:0.1" for kind in KINDS)),
     ],
 )
 def test_logits_of_minus_the_largest_float_are_those_of_hidden_tokens(gate):

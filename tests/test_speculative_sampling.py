@@ -1,4 +1,4 @@
-"""Speculative sampling, block verification and rFSD: against a NumPy oracle with the same random numbers, and the
+"""Speculative sampling and rFSD: against a NumPy oracle with the same random numbers, and the
 tokens that come out of them against the target's own distribution. Each test that draws prints its p-values (-s)."""
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from llama_cpp._internals import LlamaSampler
 from one_text import Engine
@@ -19,7 +19,6 @@ from sampling_oracle import (
     Random,
     Script,
     choose_beside,
-    choose_block,
     one_hot,
     sample,
     sampler,
@@ -27,13 +26,13 @@ from sampling_oracle import (
     tokens_of_a_round,
 )
 
-from pyfly_cpp import Entropy, Exact, Fuzzy, Margin, Stochastic, Window, verify
+from pyfly_cpp import Exact, Fuzzy, Margin, Stochastic, Window, verify
 from pyfly_cpp._native import Batch, CallbackDrafter, RowDrafter, ScriptedTarget
-from pyfly_cpp.decoding.gates import AllOf, AnyOf, ExactFirst, Regions
+from pyfly_cpp.decoding.gates import AllOf, AnyOf, ExactFirst
 from pyfly_cpp.errors import NotFiniteError
 
-TOKEN, BLOCK, RFSD = Stochastic(), Stochastic(block=True), Fuzzy("js", 0.0, residual=True)
-RULES = [TOKEN, BLOCK, RFSD]
+DRAWN, RFSD = Stochastic(), Fuzzy("js", 0.0, residual=True)
+RULES = [DRAWN, RFSD]
 EOG = 0
 
 
@@ -41,7 +40,6 @@ EOG = 0
 
 
 @settings(max_examples=300, deadline=None)
-@example(BLOCK, 3, 4, True, 0)
 @given(st.sampled_from([*RULES, Fuzzy("tv", 0.3, residual=True)]), st.integers(0, 8), st.integers(1, 30), st.booleans(),
        st.integers(0, 2**32 - 1))  # fmt: skip
 def test_verify_equals_the_oracle(gate, k, v, is_drawn, seed):
@@ -59,39 +57,32 @@ def test_verify_equals_the_oracle(gate, k, v, is_drawn, seed):
         draft_rows = None
     result = verify(rows, draft, gate, draft_logits=draft_rows, seed=seed)
     random = Random(seed)
-    if gate is BLOCK and k > 0:
-        n, rest = choose_block(p, q, draft, random)
-        choices = [*draft[:n], random.draw(p[k] if rest is None else rest), *([-1] * (k - n - 1))]
-        reasons = ["match"] * n
-    else:
-        choices = [choose_beside(p[i], q[i], token, random) for i, token in enumerate(draft)]
-        distances = [np.abs(p[i] - q[i]).sum() / 2 for i in range(k)]
-        is_close = [isinstance(gate, Fuzzy) and gate.threshold > 0 and d <= gate.threshold for d in distances]
-        if isinstance(gate, Fuzzy) and any(abs(d - gate.threshold) < 1e-5 for d in distances):
-            return
-        reasons = [
-            "match" if choice == token else "loose" if close and p[i][token] > 0 else "rejected"
-            for i, (choice, token, close) in enumerate(zip(choices, draft, is_close))
-        ]
-        n = next((i for i, reason in enumerate(reasons) if reason == "rejected"), k)
-        choices.append(random.draw(p[k]) if n == k else -1)
+    choices = [choose_beside(p[i], q[i], token, random) for i, token in enumerate(draft)]
+    distances = [np.abs(p[i] - q[i]).sum() / 2 for i in range(k)]
+    is_close = [isinstance(gate, Fuzzy) and gate.threshold > 0 and d <= gate.threshold for d in distances]
+    if isinstance(gate, Fuzzy) and any(abs(d - gate.threshold) < 1e-5 for d in distances):
+        return
+    reasons = [
+        "match" if choice == token else "loose" if close and p[i][token] > 0 else "rejected"
+        for i, (choice, token, close) in enumerate(zip(choices, draft, is_close))
+    ]
+    n = next((i for i, reason in enumerate(reasons) if reason == "rejected"), k)
+    choices.append(random.draw(p[k]) if n == k else -1)
     if random.closest < 1e-6:
         return  # float32 and float64 may disagree
     assert result.n_accepted == n
     assert result.tokens == [*draft[:n], choices[n]]
     assert [d.choice for d in result.decisions] == choices[:k]
-    if gate is not BLOCK:
-        found = [d.reason if d.accepted else "rejected" for d in result.decisions]
-        assert found == reasons
-        forbidden = [d.reason == "safety" for d in result.decisions]
-        assert forbidden == [r == "rejected" and p[i][t] == 0 for i, (r, t) in enumerate(zip(reasons, draft))]
+    assert [d.reason if d.accepted else "rejected" for d in result.decisions] == reasons
+    forbidden = [d.reason == "safety" for d in result.decisions]
+    assert forbidden == [r == "rejected" and p[i][t] == 0 for i, (r, t) in enumerate(zip(reasons, draft))]
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
 @pytest.mark.parametrize("is_drawn", [True, False])
-def test_a_round_has_the_targets_distribution_and_a_block_is_never_shorter(k, is_drawn):
+def test_a_round_has_the_targets_distribution(k, is_drawn):
     """Computed over all drafts, not sampled: of the oracle, which verify() equals number by number."""
-    n_vocab, gain = 3, []
+    n_vocab = 3
     for seed in range(24):
         scale = [0.3, 1.0, 3.0][seed % 3]
         target, drafter = Script(seed, scale, n_vocab), Script(1000 + seed, scale, n_vocab)
@@ -103,24 +94,10 @@ def test_a_round_has_the_targets_distribution_and_a_block_is_never_shorter(k, is
             q = softmax(drafter.row([0, *tokens]))
             return q if is_drawn else one_hot(int(q.argmax()), n_vocab)
 
-        lengths = []
-        for is_block in (False, True):
-            found, expected = tokens_of_a_round(p_of, q_of, k, n_vocab, is_block)
-            for tokens in itertools.product(range(n_vocab), repeat=k + 1):
-                true = np.prod([p_of(tokens[:i])[token] for i, token in enumerate(tokens)])
-                assert found.get(tokens, 0.0) == pytest.approx(true, abs=1e-12)
-            lengths.append(expected)
-        assert lengths[1] >= lengths[0] - 1e-12
-        gain.append(lengths[1] - lengths[0])
-    assert max(gain) > 1e-3 if is_drawn and k > 1 else max(gain) < 1e-12, "what nobody drew gains nothing"
-
-
-def test_the_example_of_the_paper_on_block_verification():
-    """Two tokens, p = (1/3, 2/3) and q = (2/3, 1/3) at both of two places: 10/9 drafts are accepted in expectation one
-    by one, 11/9 as a block (arXiv 2403.10444, section 2)."""
-    p, q = np.array([1, 2]) / 3, np.array([2, 1]) / 3
-    for is_block, accepted in ((False, 10 / 9), (True, 11 / 9)):
-        assert tokens_of_a_round(lambda _: p, lambda _: q, 2, 2, is_block)[1] == pytest.approx(1 + accepted)
+        found = tokens_of_a_round(p_of, q_of, k, n_vocab)
+        for tokens in itertools.product(range(n_vocab), repeat=k + 1):
+            true = np.prod([p_of(tokens[:i])[token] for i, token in enumerate(tokens)])
+            assert found.get(tokens, 0.0) == pytest.approx(true, abs=1e-12)
 
 
 # ---- The engine against the oracle -----------------------------------------------------------------------------------
@@ -139,19 +116,13 @@ def oracle_text(script, draft_q, k, gate, temperature, n_tokens, seed):
             drafted.append(token)
             q.append(q_i if isinstance(q_i, np.ndarray) else one_hot(token, n_vocab))
         p = [softmax(script.row([*text, *drafted[:i]]) / np.float64(temperature)) for i in range(len(drafted) + 1)]
-        if gate is BLOCK and drafted:
-            end = next((i + 1 for i, token in enumerate(drafted) if token == EOG), len(drafted))
-            n, rest = choose_block(p, q, drafted[:end], random)
-            ends = n == end and drafted[n - 1] == EOG
-            tokens = drafted[:n] if ends else [*drafted[:n], random.draw(p[n] if rest is None else rest)]
+        tokens = []
+        for i, token in enumerate(drafted):
+            tokens.append(choose_beside(p[i], q[i], token, random))
+            if tokens[-1] != token or token == EOG:
+                break
         else:
-            tokens = []
-            for i, token in enumerate(drafted):
-                tokens.append(choose_beside(p[i], q[i], token, random))
-                if tokens[-1] != token or token == EOG:
-                    break
-            else:
-                tokens.append(random.draw(p[-1]))
+            tokens.append(random.draw(p[-1]))
         out, text = out + tokens, text + tokens
     return None if random.closest < 1e-6 else out
 
@@ -272,61 +243,6 @@ def test_the_statistics_notice_a_wrong_distribution():
         Fit(observed, dict(enumerate(p))).require()
 
 
-@pytest.mark.parametrize("is_greedy", [False, True])
-def test_two_draws_as_in_the_reference_code(is_greedy):
-    """A draft matches that either draw gives; else the first counts, whatever gate and window say of it."""
-    target, gate = Script(11), Entropy(0.3, two_draws=True)
-    with ScriptedTarget(target.row, N_VOCAB) as scripted, Engine(scripted) as engine:
-        engine.configure(gate, Window(0), [(CallbackDrafter(lambda history: [4]), 1)])
-        engine.begin(PROMPT, 0, None if is_greedy else sampler(8, 1.3))
-        random, text, origins = Random(8), list(PROMPT), set()
-        for _ in range(60):
-            for i in range(engine.round()):
-                record, p = engine.record(i), softmax(target.row(text) / np.float64(1.3))
-                if is_greedy:
-                    choice = int(target.row(text).argmax())
-                elif record.reason == "bonus":
-                    choice = random.draw(p)
-                else:
-                    first, second = random.draw(p), random.draw(p)
-                    choice = 4 if second == 4 else first
-                assert record.choice == choice and record.token in (choice, 4)
-                assert (record.origin == "loose") == (record.token != choice)
-                text.append(record.token)
-                origins.add(record.origin)
-    assert origins == {"matched", "loose", "target"} and random.closest > 1e-6
-
-
-def test_two_draws_are_compared_with_what_the_drafter_prefers():
-    """So two chances accept more than one, by as much as they should: 1 - (1 - p)^2 of what is drafted, and not p."""
-    target, guess, expected, found, once = Script(11), Script(12), 0.0, 0, 0.0
-    with ScriptedTarget(target.row, N_VOCAB) as scripted, Engine(scripted) as engine:
-        engine.configure(Entropy(9.0, two_draws=True), Window(0), [(RowDrafter(guess.row, N_VOCAB), 1)])
-        engine.begin(PROMPT, 0, sampler(8, 1.0))
-        text, n = list(PROMPT), 2000
-        for _ in range(n):
-            favourite = int(guess.row(text).argmax())
-            p = softmax(target.row(text))[favourite]
-            expected, once = expected + 1 - (1 - p) ** 2, once + p
-            for i in range(engine.round()):
-                record = engine.record(i)
-                assert record.origin == "target" or record.token == favourite
-                found += record.origin == "matched"
-                text.append(record.token)
-    assert abs(found - expected) < 4 * (n / 4) ** 0.5 < expected - once
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.integers(1, 6), st.integers(0, 2**32 - 1))
-def test_two_draws_of_verify(k, seed):
-    rng = np.random.default_rng(seed)
-    rows, draft, random = rng.normal(size=(k + 1, 4)).astype(np.float32), rng.integers(0, 4, k), Random(seed)
-    result = verify(rows, draft, Entropy(0.9, two_draws=True), Window(0), seed=seed)
-    for decision, row, token in zip(result.decisions, rows, draft):
-        first, second = random.draw(softmax(row)), random.draw(softmax(row))
-        assert decision.choice == (token if token in (first, second) else first)
-
-
 # ---- Several texts ---------------------------------------------------------------------------------------------------
 
 
@@ -378,31 +294,25 @@ ROWS = np.zeros((2, 3), dtype=np.float32)
         ({"gate": Fuzzy(residual=True)}, "give draft_logits"),
     ],
 )
-@pytest.mark.parametrize("gate", [TOKEN, BLOCK], ids=str)
-def test_bad_input_of_verify(gate, arguments, message):
+def test_bad_input_of_verify(arguments, message):
     with pytest.raises(ValueError, match=message):
-        verify(**{"logits": ROWS, "draft": [0], "gate": gate, **arguments})
+        verify(**{"logits": ROWS, "draft": [0], "gate": DRAWN, **arguments})
 
 
-@pytest.mark.parametrize("gate", [TOKEN, BLOCK], ids=str)
-def test_rows_without_a_distribution(gate):
+def test_rows_without_a_distribution():
     with pytest.raises(NotFiniteError, match="draft_logits row 0 has no distribution"):
-        verify(ROWS, [0], gate, draft_logits=[[np.nan, 0, 0]])
+        verify(ROWS, [0], DRAWN, draft_logits=[[np.nan, 0, 0]])
     with pytest.raises(NotFiniteError, match="logits row 0 has no distribution"):
-        verify(np.full((2, 3), -np.inf), [0], gate)
+        verify(np.full((2, 3), -np.inf), [0], DRAWN)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: AllOf(TOKEN, ExactFirst(3)), "stochastic accepts nothing loosely.* use it alone"),
-        (lambda: AnyOf(Margin(0.3), BLOCK), "stochastic-block accepts nothing loosely"),
+        (lambda: AllOf(DRAWN, ExactFirst(3)), "stochastic accepts nothing loosely.* use it alone"),
+        (lambda: AnyOf(Margin(0.3), DRAWN), "stochastic accepts nothing loosely"),
         (lambda: AllOf(Fuzzy("js", 0.1, residual=True), Margin(0.3)), r"takes guards only, such as all\(rfsd-js:0.1,"),
         (lambda: AnyOf(Fuzzy("js", 0.1, residual=True), Margin(0.3)), r"use it alone, not in an any"),
-        (lambda: AllOf(Entropy(two_draws=True), ExactFirst(3)), "which no other gate limits; use it alone"),
-        (lambda: Regions(prose=TOKEN), "of a whole answer; use it alone, not for a region"),
-        (lambda: Regions(code=Entropy(two_draws=True)), "use it alone, not for a region"),
-        (lambda: Stochastic(block=1), "block must be True or False"),
         (lambda: Fuzzy(residual="yes"), "residual must be True or False"),
     ],
 )
@@ -417,13 +327,13 @@ def test_a_request_that_cannot_be_served_is_refused():
     mirostat.add_mirostat_v2(1, 5.0, 0.1)
     with ScriptedTarget(target.row, N_VOCAB) as scripted, Engine(scripted) as engine:
         for gate, window, chain, message in [
-            (TOKEN, Window(3), sampler(1), "leave the window at None"),
-            (TOKEN, Window(0), mirostat, "leave mirostat_mode at 0, or use another gate"),
+            (DRAWN, Window(3), sampler(1), "leave the window at None"),
+            (DRAWN, Window(0), mirostat, "leave mirostat_mode at 0, or use another gate"),
             (RFSD, Window(0), sampler(1), "draws its tokens from none; use a draft model or a head"),
         ]:
             engine.configure(gate, window, [(drafter, 3)])
             with pytest.raises(ValueError, match=message):
                 engine.begin(PROMPT, 0, chain)
-        engine.configure(TOKEN, Window(0), [(drafter, 3)])
+        engine.configure(DRAWN, Window(0), [(drafter, 3)])
         engine.begin(PROMPT, 0, sampler(1))
         assert engine.round() >= 1

@@ -57,8 +57,6 @@ class Counters:
             "drafted_at_depth": tuple(drafted[:n_depth]),
             "accepted_at_depth": tuple(list(s.accepted_at)[:n_depth]),
             "accepted_by": tuple(s.accepted_by),
-            "committed_in": tuple(s.committed_in),
-            "loose_in": tuple(s.loose_in),
             "mean_margin_loose": s.sum_margin_loose / s.loose_accepted if s.loose_accepted else math.nan,
             "mean_margin_rejected": s.sum_margin_rejected / s.n_margin_rejected if s.n_margin_rejected else math.nan,
             **{f"seconds_{part}": getattr(s, f"us_{part}") / 1e6 for part in _PARTS},

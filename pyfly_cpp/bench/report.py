@@ -242,8 +242,7 @@ def plot(measured: Sequence[Measured], title: str) -> bytes:
 
 
 def plot_frontier(tuned: Tuned, budget: Budget) -> bytes:
-    """A PNG: speed against agreement of what was tuned, and of random acceptance in grey. Raises ValueError as `plot`
-    does."""
+    """A PNG: speed against agreement of what was tuned. Raises ValueError as `plot` does."""
     figure, axis = _pyplot().subplots(figsize=(9, 6))
     best = frontier(tuned.candidates)
     for c in tuned.candidates:
@@ -251,12 +250,10 @@ def plot_frontier(tuned: Tuned, budget: Budget) -> bytes:
         axis.plot(c.agreement.estimate, c.speedup.estimate, "o", color=color, alpha=0.5)
         if math.isfinite(c.speedup.low):
             axis.vlines(c.agreement.estimate, c.speedup.low, c.speedup.high, color=color, alpha=0.2)
-    for line, color, label in ((best, "black", "frontier"), (tuned.baselines, "grey", "random acceptance")):
-        places = [(c.agreement.estimate, c.speedup.estimate) for c in line]
-        if places:
-            axis.plot(*zip(*places), ".-", color=color, alpha=0.5, label=label)
-        for c, place in zip(line, places):
-            axis.annotate(str(c.setting), place, color=color, fontsize=8, xytext=(4, 4), textcoords="offset points")
+    places = [(c.agreement.estimate, c.speedup.estimate) for c in best]
+    axis.plot(*zip(*places), ".-", color="black", alpha=0.5, label="frontier")
+    for c, place in zip(best, places):
+        axis.annotate(str(c.setting), place, fontsize=8, xytext=(4, 4), textcoords="offset points")
     chosen = tuned.chosen
     axis.plot(chosen.agreement.estimate, chosen.speedup.estimate, "s", color="black", label=f"chosen: {chosen.setting}")
     axis.axvline(budget.agreement, color="grey", linestyle="--", label="budget")

@@ -26,7 +26,7 @@ from pyfly_cpp.bench.measure import Measured, measure
 from pyfly_cpp.bench.prompts import BenchPrompt
 from pyfly_cpp.decoding import EXACT, PLAIN, Decoding, as_in_chat
 from pyfly_cpp.decoding.drafters import WORDS, require_drafters
-from pyfly_cpp.decoding.gates import N_RUNGS, Gate, Random, Stochastic, ladder
+from pyfly_cpp.decoding.gates import N_RUNGS, Gate, Stochastic, ladder
 from pyfly_cpp.decoding.windows import Window
 from pyfly_cpp.engine.arguments import draft_max_of
 from pyfly_cpp.errors import counted
@@ -38,9 +38,6 @@ MIN_PROMPTS = MIN_GROUPS
 
 GATES = ("margin", "entropy")
 """The words of the gates that climb in stage 2 by default."""
-
-BASELINES = (0.25, 0.5, 1.0)
-"""Probabilities of random acceptance, which the frontier is compared with."""
 
 DEPTHS = (4, 8, 16)
 """K tried in stage 1."""
@@ -120,8 +117,6 @@ class Tuned:
     """plain, exact, the best lossless setting and the fastest, measured afresh."""
     n_prompts: int
     """Forms of one prompt counted once."""
-    baselines: tuple[Candidate, ...] = ()
-    """Random acceptance, from strict to loose, measured with the confirmation."""
 
 
 def agreement(tokens: Sequence[int], reference: Sequence[int]) -> float:
@@ -240,13 +235,6 @@ def _able(
     return able
 
 
-def _random(like: Decoding) -> list[Decoding]:
-    """Random acceptance with what else a setting has, and the draft alone: all of it without a window."""
-    window = None if like.gate.draws else like.effective_window
-    settings = [replace(like, gate=Random(p), window=window) for p in BASELINES]
-    return list(dict.fromkeys(s.canonical() for s in (*settings, replace(settings[-1], window=None))))
-
-
 def decide(
     fastest: Candidate, lossless: Candidate, plain: Candidate, confirmation: Sequence[Measured], budget: Budget
 ) -> tuple[Candidate, Interval | None, bool]:
@@ -272,7 +260,6 @@ def tune(
     progress: Callable[[str, int, int, str], None] | None = None,
     sampling: Sampling = Sampling(),  # noqa: B008 - frozen
     gates: Sequence[str] = GATES,
-    baselines: bool = False,
 ) -> Tuned:
     """Searches (see the head of this file).
 
@@ -280,8 +267,6 @@ def tune(
         words: The drafters to try, as in settings.
         progress: Called with (stage, done, of, what) after every generation.
         gates: Words of the gates to try, of `gates.KNOBS`.
-        baselines: Whether random acceptance is measured with the confirmation, with the window, the drafter and K of
-            the best lossy setting.
 
     Raises:
         ValueError: fewer than `MIN_PROMPTS` prompts, a prompt does not fit in the context or no K in a batch, a gate
@@ -353,14 +338,6 @@ def tune(
         search("3/4 window and K", new)
     fastest = best(candidates)
     lossless = best([setting for setting in candidates if setting.is_exact])
-    lossy = [candidate for candidate in candidates.values() if not candidate.setting.is_exact]
-    if not fastest.setting.is_exact:
-        lossy = [fastest]
-    randoms = _random(max(lossy, key=budget.worth).setting) if baselines and lossy else []
-    afresh = once([PLAIN, EXACT, lossless.setting, fastest.setting])
-    confirmation = run("4/4 the choice again", list(dict.fromkeys([*afresh, *randoms])))
+    confirmation = run("4/4 the choice again", once([PLAIN, EXACT, lossless.setting, fastest.setting]))
     chosen, over, keeps = decide(fastest, lossless, candidates[PLAIN], confirmation, budget)
-    return Tuned(
-        chosen, fastest, over, keeps, tuple(candidates.values()), tuple(confirmation), n_prompts,
-        tuple(assess(confirmation, setting) for setting in randoms),
-    )  # fmt: skip
+    return Tuned(chosen, fastest, over, keeps, tuple(candidates.values()), tuple(confirmation), n_prompts)

@@ -81,8 +81,7 @@ _KEYS = (
 def command(options: Options, system: str | None, show_drafts: bool) -> None:
     """Talk to a model. /help lists the commands inside; piped input is read as one message a line.
 
-    Answers are sampled, and as good as those of the model alone unless you accept others: --preset balanced, --preset
-    fast, or --gate.
+    Answers are sampled, and as good as those of the model alone unless you accept others: --preset fast, or --gate.
     """
     llm, reason = options.load(FlyLlama, trace=show_drafts)
     llm.drafter_reason = reason

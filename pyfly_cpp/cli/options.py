@@ -206,8 +206,8 @@ SAMPLING_OPTIONS = [
 
 _OPTIONS: list[Declared] = [
     click.option("--gate", type=GATE,
-                 help=f"{examples(combined=False)}. exact: same answer as without drafts. stochastic, "
-                 "stochastic-block: same probabilities. All others can change answers. With a guard: "
+                 help=f"{examples(combined=False)}. exact: same answer as without drafts. stochastic: "
+                 "same probabilities. All others can change answers. With a guard: "
                  "all(margin:0.3,exact-first:8).  [default: the preset's, or exact; in chat stochastic]"),
     *map(_sampling_option, _SAMPLING),
     drafting("--adaptive/--no-adaptive", default=None,

@@ -69,7 +69,7 @@ _OPTIONS = [
         type=Written("gate", _with_threshold),
         metavar="WORD",
         default=tuning.GATES,
-        help="A gate to try, such as ratio or fuzzy-js; can be repeated.",
+        help="A gate to try, such as typical or fuzzy-js; can be repeated.",
     ),
     number("--until-speed", kind=Real(1), help="Loosen no further at X times the speed of exact."),
     number("-n", "--max-tokens", kind=Int(2), default=128, help="Longest answer in tokens."),
@@ -79,7 +79,7 @@ _OPTIONS = [
         "--plot",
         "plot_file",
         metavar="FILE",
-        help="Write the frontier as a PNG (needs matplotlib), and measure random acceptance for comparison.",
+        help="Write the frontier as a PNG (needs matplotlib).",
     ),
     click.option("--json", "as_json", is_flag=True, help="Print everything that was measured as JSON."),
     click.option("--force", is_flag=True, help="Overwrite files that exist."),
@@ -124,9 +124,7 @@ def command(
                 bar.tell(f"Stage {stage}: {n} generations")
             bar(done, what, n)
 
-        tuned = tuning.tune(
-            session.generator, prompts, budget, max_tokens, words, progress, sampling, gates, plot_file is not None
-        )
+        tuned = tuning.tune(session.generator, prompts, budget, max_tokens, words, progress, sampling, gates)
     fresh = summarise(tuned.confirmation)
     chosen = next(s for s in fresh if s.setting == str(tuned.chosen.setting))
     claim = claim_sentence(tuned, interval(chosen.speedup_exact), interval(chosen.speedup_plain), prompt_file)
@@ -146,7 +144,6 @@ def command(
     preset = dataclasses.replace(preset, claim=facts)
     if as_json:
         record = {"format": 1, **facts, "candidates": [c.as_dict() for c in tuned.candidates]}
-        record["baselines"] = [c.as_dict() for c in tuned.baselines]
         record["confirmation"] = [m.as_dict() for m in tuned.confirmation]
         write(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     else:
@@ -160,13 +157,12 @@ def command(
 
 
 def candidate_cells(tuned: tuning.Tuned, budget: tuning.Budget) -> report.Cells:
-    """All candidates and the baselines, fastest first; `*` on the frontier."""
+    """All candidates, fastest first; `*` on the frontier."""
     on_frontier = {c.setting for c in tuning.frontier(tuned.candidates)}
     head = ["", "setting", "x exact [95% CI]", "agreement [95% CI]", "answers", "within the budget"]
     body = []
-    for c in sorted((*tuned.candidates, *tuned.baselines), key=lambda c: -c.speedup.estimate):
-        mark = "baseline" if c in tuned.baselines else "*" if c.setting in on_frontier else ""
-        mark = "chosen" if c.setting == tuned.chosen.setting else mark
+    for c in sorted(tuned.candidates, key=lambda c: -c.speedup.estimate):
+        mark = "chosen" if c.setting == tuned.chosen.setting else "*" if c.setting in on_frontier else ""
         answers = f"{c.n_answered}/{c.n_answers}, {c.n_lost} lost" if c.n_answers else "–"
         is_within = "yes" if c.within(budget) else "no"
         body.append([mark, str(c.setting), interval(c.speedup), interval(c.agreement), answers, is_within])

@@ -113,7 +113,6 @@ class Stats:
     """Committed drafts by the drafter that proposed them."""
     accepted_from_answers: int = 0
     """Right drafts that prompt lookup found in earlier answers."""
-    """Loose accepts among these."""
     governor: Governor | None = None
     """The governor's estimates (`adaptive=True`)."""
     threads: Threads | None = None

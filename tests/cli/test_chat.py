@@ -467,7 +467,7 @@ def test_a_chat_is_sampled_as_the_model_recommends(run, tmp_path):
     assert "temperature 0.25" in result.err and "top-k 11" in result.err and "gate: stochastic." in result.err
     assert "on the CPU, 1 thread\n" in result.err
     assert "temperature 0.5" in run("chat", target, "--temp", 0.5, "-t", 1, stdin="/set\n").err
-    for asked in (["--seed", 1], ["--temp", 0], ["--preset", "safe"], ["--gate", "exact"], ["--window", "3"]):
+    for asked in (["--seed", 1], ["--temp", 0], ["--gate", "exact"], ["--window", "3"]):
         assert "gate: exact." in run("chat", target, *asked, "-t", 1, stdin="").err, "as the user wants it"
 
 

@@ -63,7 +63,7 @@ def test_the_preset_is_followed(run, preset):
     ("arguments", "name", "value"),
     [
         (["--gate", "exact"], "gate", "exact"),
-        (["--gate", "stochastic-block"], "gate", "stochastic-block"),
+        (["--gate", "stochastic"], "gate", "stochastic"),
         (["--gate", "rfsd-tv:0.1:20"], "gate", "rfsd-tv:0.1:20"),
         (["--window", 2], "window", "reconverge:2"),
         (["--window", "agree tail=1"], "window", "agree:4 tail=1"),
@@ -188,7 +188,7 @@ def test_shipped_presets_are_files_that_say_what_they_rest_on():
     for name in SHIPPED:
         preset = load_preset(name)
         assert preset == load_preset(folder / f"{name}.json")
-        assert preset.decoding.gate.is_lossless == (name == "safe") and preset.leaves_drafter and preset.model is None
+        assert not preset.decoding.gate.is_lossless and preset.leaves_drafter and preset.model is None
         assert set(preset.claim) == {"about", "measured"}
 
 
@@ -199,16 +199,16 @@ def test_a_shipped_preset_leaves_models_and_drafter_alone(run):
         ["prompt lookup", f"draft model {DRAFT.name}"],
         True,
     )
-    got = settings(run, "--preset", "safe", "-m", TARGET, "--draft-max", 2)["settings"]
+    got = settings(run, "--preset", "fast", "-m", TARGET, "--draft-max", 2)["settings"]
     assert (got["gate"], got["draft_max"], got["drafter"]) == (
-        "exact",
+        "margin:0.3",
         2,
         ["prompt lookup", f"EAGLE-3 head {HEAD.name}"],
     )
     got = settings(run, "--preset", "fast", "-m", TARGET, "--gate", "exact")["settings"]
     assert (got["gate"], got["adaptive"]) == ("exact", True)
-    result = run("chat", *QUIET, "-m", TARGET, "--preset", "balanced", "--no-adaptive", stdin="How many apples?\n")
-    assert result.code == 0 and f"gate: {load_preset('balanced').decoding.gate}" in result.err
+    result = run("chat", *QUIET, "-m", TARGET, "--preset", "fast", "--no-adaptive", stdin="How many apples?\n")
+    assert result.code == 0 and "gate: margin:0.3" in result.err
 
 
 def test_the_papers_preset_is_that_of_its_code(run):
@@ -220,8 +220,8 @@ def test_the_papers_preset_is_that_of_its_code(run):
 
 
 def test_a_shipped_preset_in_python():
-    llm = FlyLlama.from_preset("balanced", model_path=str(TARGET), n_ctx=256, n_threads=1, verbose=False)
-    assert (str(llm.gate), llm.adaptive) == (str(load_preset("balanced").decoding.gate), True)
+    llm = FlyLlama.from_preset("fast", model_path=str(TARGET), n_ctx=256, n_threads=1, verbose=False)
+    assert (str(llm.gate), llm.adaptive) == ("margin:0.3", True)
     assert llm.drafter == (LookupAsWell(), Eagle3(str(HEAD))), "what is chosen for the model"
     llm.close()
     with pytest.raises(ValueError, match="the preset fast names no model"):
@@ -230,11 +230,19 @@ def test_a_shipped_preset_in_python():
 
 def test_a_file_of_a_shipped_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    save_preset(Preset(Decoding(Margin(0.5), drafter="auto")), "safe")
-    assert load_preset("safe").decoding.gate != Margin(0.5) == load_preset("./safe").decoding.gate
-    assert load_preset("./safe") == Preset(Decoding(Margin(0.5), drafter="auto"))
-    with pytest.raises(PresetError, match=r"the preset sage cannot be read .* one of safe, balanced, fast, paper\."):
-        load_preset("sage")
+    for name in ("fast", "safe"):
+        save_preset(Preset(Decoding(Margin(0.5), drafter="auto")), name)
+    assert load_preset("fast").decoding.gate != Margin(0.5) == load_preset("./fast").decoding.gate
+    assert load_preset("./fast") == load_preset("safe") == Preset(Decoding(Margin(0.5), drafter="auto"))
+    with pytest.raises(PresetError, match=r"the preset fats cannot be read .* one of fast, paper\."):
+        load_preset("fats")
+
+
+@pytest.mark.parametrize(("name", "instead"), [("safe", "exact"), ("balanced", "--gate 'all")])
+def test_presets_of_earlier_versions_say_what_replaces_them(name, instead, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PresetError, match=rf"^the preset {name} is no longer there, because .*{instead}.*\.$"):
+        load_preset(name)
 
 
 def test_names_of_models_stay_names(tmp_path):

@@ -81,13 +81,13 @@ class Script:
         return np.array(draft, dtype=np.intc)
 
 
-def second_choice(reference, every, rule):
-    """A drafter: the target's second choice where the text has a multiple of `every` tokens; behind it nothing, or,
-    since silence would decide a window under reconverge, a control token, which is rejected."""
+def second_choice(reference, every):
+    """A drafter: the target's second choice where the text has a multiple of `every` tokens; behind it, since silence
+    would decide a window under reconverge, a control token, which is rejected."""
 
     def draft(history):
         if len(history) % every:
-            return np.array([N_VOCAB - 1] if rule == "reconverge" else [], dtype=np.intc)
+            return np.array([N_VOCAB - 1], dtype=np.intc)
         order = single_rows(reference, [int(t) for t in history], [0])[0].argsort()[::-1]
         return np.array([next(int(t) for t in order[1:] if t < 1500)], dtype=np.intc)
 

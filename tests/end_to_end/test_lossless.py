@@ -229,24 +229,29 @@ SAMPLERS = {
 @pytest.mark.parametrize("gate", [Exact(), Margin(0.7)], ids=str)
 def test_a_draft_does_not_disturb_the_sampler(settings, gate, tiny_target):
     """Without the noise of kernels (a scripted target): the tokens drawn with a drafter are those drawn without one,
-    for every chain, also behind rollbacks: the window of the loose gate is too long for any mismatch to stand."""
-    n_vocab, chain = 1536, Chain(tiny_target)
+    for every chain, also behind rollbacks: every window of the loose gate ends with a draft that is wrong."""
+    n_vocab, never, chain = 1536, 1000, Chain(tiny_target)
 
     def row(history):
         rng = np.random.default_rng([*(int(t) for t in history[-2:])])
         out = np.full(n_vocab, -9.0, dtype=np.float32)
         out[:12] = rng.normal(scale=1.2, size=12)
+        out[never] = -99.0
         return out
 
+    n_rolled_back = 0
+
     def run(drafter, seed):
+        nonlocal n_rolled_back
         sampler = chain.make(seed, **settings)
         with ScriptedTarget(row, n_vocab) as target, Engine(target) as engine:
-            engine.configure(gate, Window(900, across_rounds=True), [(drafter, 6)] if drafter else [])
+            engine.configure(gate, Window(5), [(drafter, 6)] if drafter else [])
             engine.begin([3, 5], 0, sampler)
             out = []
             while len(out) < 60:
                 engine.round()
                 out += [token for _, token in engine.tokens()]
+            n_rolled_back += engine.counters()["rolled_back"]
         return out[:60]
 
     class Draft:
@@ -254,15 +259,16 @@ def test_a_draft_does_not_disturb_the_sampler(settings, gate, tiny_target):
 
         def __call__(self, history):
             out = list(history)
-            for _ in range(6):
+            for _ in range(5):
                 top = np.argsort(-row(out))[:3]
                 out.append(int(top[self.rng.choice(3, p=[0.7, 0.2, 0.1])]))
-            return out[len(history) :]
+            return [*out[len(history) :], never]
 
     for seed in range(4):
         expected = run(None, seed)
         with CallbackDrafter(Draft()) as drafter:
             assert run(drafter, seed) == expected
+    assert (n_rolled_back > 0) == (not gate.is_lossless)
 
 
 # ---- Drafters that propose anything ----------------------------------------------------------------------------------

@@ -124,7 +124,7 @@ def test_windows_across_rounds_that_break_come_back_to_the_mismatch(reference, n
             second = next(int(t) for t in nearest[1:] if t < 1500)
             return np.array([second, 7, 7], dtype=np.intc)
 
-    gate, window = Margin(50.0), Window(4, rule="agree", across_rounds=True)
+    gate, window = Margin(50.0), Window(4, rule="reconverge")
     drafter = Wrong()
     llm = FlyLlama(
         MODEL, drafter=drafter if n_snapshots else None, draft_max=n_snapshots, gate=gate, window=window, **SETTINGS
@@ -143,28 +143,26 @@ def test_windows_across_rounds_that_break_come_back_to_the_mismatch(reference, n
 def test_windows_across_rounds_come_back_by_checkpoints(reference, n_snapshots):
     """The depth of the snapshots does not reach into earlier rounds, but a copy of the state does: no window falls back
     to its round, and the stats say what it costs."""
-    for rule in ("agree", "reconverge"):
-        window = Window(6, rule=rule, across_rounds=True)
-        drafter = second_choice(reference, 4, rule)
-        llm = FlyLlama(
-            MODEL, drafter=drafter if n_snapshots else None, draft_max=n_snapshots, gate=Margin(50.0), window=window,
-            trace=True, **SETTINGS,
-        )  # fmt: skip
-        llm.drafter, llm.draft_max = drafter, 3
-        prompt = random_prompt(random.Random(6), 9)
-        text = take(llm.generate(prompt, temp=0.0), 24)
-        reference.reset()
-        reference.eval(prompt)
-        for record, token in zip(llm.records, text):
-            row = logits_after(reference)
-            assert row.max() - row[record.choice] < TOLERANCE
-            reference.eval([token])
-        stats = llm.stats
-        assert stats.rollbacks > 0
-        assert stats.window_fallbacks == 0
-        assert stats.checkpoints > stats.rollbacks
-        assert stats.replayed > 0
-        llm.close()
+    drafter = second_choice(reference, 4)
+    llm = FlyLlama(
+        MODEL, drafter=drafter if n_snapshots else None, draft_max=n_snapshots, gate=Margin(50.0),
+        window=Window(6, rule="reconverge"), trace=True, **SETTINGS,
+    )  # fmt: skip
+    llm.drafter, llm.draft_max = drafter, 3
+    prompt = random_prompt(random.Random(6), 9)
+    text = take(llm.generate(prompt, temp=0.0), 24)
+    reference.reset()
+    reference.eval(prompt)
+    for record, token in zip(llm.records, text):
+        row = logits_after(reference)
+        assert row.max() - row[record.choice] < TOLERANCE
+        reference.eval([token])
+    stats = llm.stats
+    assert stats.rollbacks > 0
+    assert stats.window_fallbacks == 0
+    assert stats.checkpoints > stats.rollbacks
+    assert stats.replayed > 0
+    llm.close()
 
 
 @pytest.mark.alike

@@ -80,7 +80,7 @@ def check(gate, how, drafter, target, draft, n_tokens=2, n=N):
     [
         ("stochastic", "grammar", "both"),
         ("stochastic", "top-k", "draft"),
-        ("stochastic-block", "top-p and penalties", "draft"),
+        ("stochastic", "top-p and penalties", "draft"),
         ("rfsd-js:0", "top-k", "draft"),
     ],
 )
@@ -91,7 +91,7 @@ def test_the_tiny_model(gate, how, drafter, tiny_target, tiny_draft):
 @pytest.mark.fuzz
 @pytest.mark.parametrize("drafter", ["draft", "both", "lookup"])
 @pytest.mark.parametrize("how", SETTINGS)
-@pytest.mark.parametrize("gate", ["stochastic", "stochastic-block", "rfsd-js:0"])
+@pytest.mark.parametrize("gate", ["stochastic", "rfsd-js:0"])
 def test_many_answers_of_the_tiny_model(gate, how, drafter, tiny_target, tiny_draft):
     n = int(os.environ.get("PYFLY_FUZZ_CASES", 0))
     if n == 0 or (gate.startswith("rfsd") and drafter == "lookup"):
@@ -100,7 +100,7 @@ def test_many_answers_of_the_tiny_model(gate, how, drafter, tiny_target, tiny_dr
 
 
 def test_a_head_of_a_recurrent_model(tiny_qwen35):
-    fly = FlyLlama(tiny_qwen35, drafter=MTP(), gate=Stochastic(block=True), draft_max=3, **OPTIONS)
+    fly = FlyLlama(tiny_qwen35, drafter=MTP(), gate=Stochastic(), draft_max=3, **OPTIONS)
     found = fit(fly, tiny_qwen35, SETTINGS["top-k"])
     print(f"MTP: {found}; {fly.stats.summary()}")
     found.require()
@@ -112,7 +112,7 @@ def test_the_same_seed_gives_the_same_text_alone_and_among_others(tiny_target_f3
     request = {"max_tokens": 20, "temperature": 0.9}
     fly = FlyLlama(tiny_target_f32, **options)
     with FlyBatch(tiny_target_f32, n_parallel=3, **options) as batch:
-        for gate in (Stochastic(), Stochastic(block=True), Fuzzy("js", 0.1, residual=True)):
+        for gate in (Stochastic(), Fuzzy("js", 0.1, residual=True)):
             fly.gate = gate
             alone = [fly(PROMPT, seed=seed, **request)["choices"][0]["text"] for seed in range(3)]
             assert len(set(alone)) == 3
@@ -125,7 +125,7 @@ def test_at_temperature_zero_it_is_the_text_of_exact(tiny_target, tiny_draft):
     fly = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft), draft_max=4, trace=True, **OPTIONS)
     expected = fly(PROMPT, max_tokens=40, temperature=0)["choices"]
     records = fly.records
-    for gate in (Stochastic(), Stochastic(block=True), Fuzzy("js", 0.0, residual=True)):
+    for gate in (Stochastic(), Fuzzy("js", 0.0, residual=True)):
         fly.gate = gate
         assert fly(PROMPT, max_tokens=40, temperature=0)["choices"] == expected
         assert [(r.token, r.origin, r.round) for r in fly.records] == [(r.token, r.origin, r.round) for r in records]

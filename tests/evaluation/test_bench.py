@@ -234,7 +234,7 @@ def test_answers_that_end_in_their_first_step_have_no_speed():
 
 def test_a_curve_is_of_settings_that_differ_in_their_threshold_alone():
     settings = ["relaxed:5:0.6", "relaxed:10:0.6", "relaxed:10:0.3", "margin:0.3", "margin:1", "margin:1 agree:6",
-                "margin:0.3 agree:6", "entropy:0.3:2", "exact", "all(margin:0.3,budget:1)"]  # fmt: skip
+                "margin:0.3 agree:6", "entropy:0.3:2", "exact", "all(margin:0.3,exact-first:1)"]  # fmt: skip
     assert report._by_threshold(settings) == {
         "relaxed:10": [(0.6, "relaxed:10:0.6"), (0.3, "relaxed:10:0.3")],
         "margin": [(0.3, "margin:0.3"), (1.0, "margin:1")],

@@ -73,7 +73,7 @@ def test_a_smaller_limit_takes_the_first_items_and_parts_take_turns():
 def test_rules_are_settings_or_presets():
     assert str(study.read_rule("margin:0.3", 8)) == "margin:0.3 k=8"
     assert str(study.read_rule("entropy:0.3 agree:4 k=15", 8)) == "entropy:0.3 agree:4 k=15"
-    assert str(study.read_rule("balanced", None)).endswith(" adaptive")
+    assert str(study.read_rule("fast", None)).endswith(" adaptive")
     assert str(study.read_rule("plain", 8)) == "plain"
 
 
@@ -82,7 +82,7 @@ def test_lists_of_rules_are_settings():
     table = [str(study.read_rule(rule, 8)) for rule in study.RULE_LISTS["table-4"]]
     assert str(study.read_rule("paper", 8)) in table and len(set(table)) == len(table) == 10
     assert "entropy:0.3 agree:0 k=15" in table and "entropy:0.3 agree:3 tail=4 k=15" in table
-    for name in ("window", "kl-judge", "sampling", "bounds"):
+    for name in ("window", "kl-judge", "sampling"):
         found = [study.read_rule(rule, 15) for rule in study.RULE_LISTS[name]]
         assert len(set(map(str, found))) == len(found) and all(one.draft_max == 15 for one in found)
 
@@ -202,7 +202,7 @@ def test_a_killed_run_goes_on_and_is_reported(tiny, data, tmp_path):
     (tmp_path / "gsm8k_test.jsonl").write_bytes((data / "gsm8k_sample.jsonl").read_bytes())
     out = tmp_path / "out"
     script = [sys.executable, str(BENCHMARKS / "study.py")]
-    options = "--parts gsm8k instructions --limit gsm8k=6 instructions=3 --rules margin:0.5 balanced --race 3 --k 4 "
+    options = "--parts gsm8k instructions --limit gsm8k=6 instructions=3 --rules margin:0.5 fast --race 3 --k 4 "
     options += "--max-tokens 40 --threads 1 --ctx 1024 --parallel 2"
     files = {"--model": tiny[0], "--draft": tiny[1], "--data": tmp_path, "--out": out}
     record = [*script, "record", *(str(word) for pair in files.items() for word in pair), *options.split()]
@@ -226,9 +226,9 @@ def test_a_killed_run_goes_on_and_is_reported(tiny, data, tmp_path):
     page = subprocess.run(
         [*script, "report", str(out), "--dev-sets", "2,4"], check=True, capture_output=True, text=True, env=environment
     ).stdout
-    assert "| gsm8k | `margin:0.5` | 6 |" in page and "| instructions | `balanced` | 3 |" in page
+    assert "| gsm8k | `margin:0.5` | 6 |" in page and "| instructions | `fast` | 3 |" in page
     few = page.partition("## The error of few items")[2]
-    assert "| gsm8k | `margin:0.5` | 6 | 4 |" in few and "| instructions | `balanced` | 3 | 2 |" in few
+    assert "| gsm8k | `margin:0.5` | 6 | 4 |" in few and "| instructions | `fast` | 3 | 2 |" in few
     record[record.index("--k") + 1] = "3"
     other = subprocess.run(record, capture_output=True, text=True, env=environment)
     assert other.returncode == 1 and "other" in other.stderr and str(out) in other.stderr

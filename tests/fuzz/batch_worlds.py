@@ -12,7 +12,7 @@ from llama_cpp._internals import LlamaSampler
 
 from pyfly_cpp import ContextFullError, Entropy, Exact, Fuzzy, Margin, PromptLookup, Stochastic, Window
 from pyfly_cpp._native import LOOKUP_MATCHES, Batch, CallbackDrafter, RowDrafter, ScriptedTarget
-from pyfly_cpp.decoding.gates import AllOf, AnyOf, Budget, ExactFirst, NoRepeat, Random, Ratio, Relaxed, Typical
+from pyfly_cpp.decoding.gates import AllOf, AnyOf, ExactFirst, NoRepeat, Relaxed, Typical
 from pyfly_cpp.decoding.gates.fuzzy import KINDS
 
 N_VOCAB, EOG, PROTECTED, BROKEN = 9, 0, 1, 99
@@ -85,13 +85,11 @@ class Request:
         self.gate = rng.choice([Exact(), *gates, AllOf(*gates), AnyOf(*gates)])
         other = random.Random(str(self.prompt))  # apart from what the seeds of found bugs draw
         if other.random() < 0.4:
-            others = [Ratio(0.3), Typical(0.3, 0.5), Relaxed(4, 0.5)]
-            guards = [ExactFirst(other.randrange(30)), Budget(other.choice([0.0, 20.0, 100.0]))]
-            self.gate = other.choice([*others, *(AllOf(self.gate, guard) for guard in guards)])
-        self.window = Window(
-            rng.randrange(9), rule=rng.choice(["agree", "reconverge"]), tail=rng.choice([None, None, rng.randrange(6)]),
-            across_rounds=rng.choice([None, True, False]),
-        )  # fmt: skip
+            guarded = AllOf(self.gate, ExactFirst(other.randrange(30)))
+            self.gate = other.choice([Typical(0.3, 0.5), Relaxed(4, 0.5), guarded])
+        size, rule = rng.randrange(9), rng.choice(["agree", "reconverge"])
+        tail, across = rng.choice([None, None, rng.randrange(6)]), rng.choice([None, True, False])
+        self.window = Window(size, rule, tail, None if rule == "agree" else across)
         if world.is_adaptive:
             self.gate = Exact()  # what is drafted depends on time; what an exact text commits does not
         self.n_wanted = rng.choice([1, 5, 20, 40, 10**6]) if rng.random() < 0.5 else rng.randrange(1, 60)
@@ -104,9 +102,7 @@ class Request:
             residual = (
                 [Fuzzy(other.choice(KINDS), 0.1, residual=True)] if world.draws and self.draft_max is None else []
             )
-            twice = Entropy(0.5, two_draws=True)
-            self.gate = other.choice([Stochastic(), Stochastic(block=True), *residual, twice])
-            self.window = self.window if self.gate is twice else Window(0)
+            self.gate, self.window = other.choice([Stochastic(), *residual]), Window(0)
         elif not world.is_adaptive and not self.gate.is_lossless and other.random() < 0.2:
             self.gate = AllOf(self.gate, NoRepeat(other.randrange(1, 6)))
         self.penalty = rng.choice([1.0, 1.3])
@@ -117,8 +113,6 @@ class Request:
             "all_rows": rng.random() < 0.2,
             "owner": other.randrange(2),
         }
-        if not world.is_adaptive and not self.gate.draws_choices and other.random() < 0.05:
-            self.gate = Random(other.choice([0.3, 1.0]), other.randrange(3))
         # after so many committed tokens, behind which of the last round's, and what is sent there
         self.resumes = [
             (rng.randrange(1, 30), rng.randrange(10), [rng.randrange(2, N_VOCAB) for _ in range(rng.randrange(4))])

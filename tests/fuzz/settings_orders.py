@@ -16,7 +16,7 @@ from pyfly_cpp.decoding.gates import parse_gate
 from pyfly_cpp.decoding.presets import SHIPPED, load_preset
 
 GATES = ("exact", "margin:0.3", "margin:1", "entropy:0.3", "stochastic", "exact-first", "all(margin:0.5,no-repeat:8)")
-WINDOWS = (None, Window(4), Window(4, "reconverge", 1), Window(2, across_rounds=True))
+WINDOWS = (None, Window(4), Window(4, "reconverge", 1), Window(2, "reconverge", across_rounds=False))
 
 
 class Orders:

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.fuzz
 def test_three_tokens_have_the_targets_distribution(cases):
     for seed in cases(2):
         rng = random.Random(seed)
-        gate = rng.choice([Stochastic(), Stochastic(block=True), Fuzzy(rng.choice(KINDS), 0.0, residual=True)])
+        gate = rng.choice([Stochastic(), Fuzzy(rng.choice(KINDS), 0.0, residual=True)])
         how = {
             "temperature": rng.choice([0.5, 0.8, 1.0, 1.5]),
             "top_k": rng.choice([None, 2, 4]),

@@ -7,7 +7,8 @@ All logarithms are natural; p = softmax(row) over the whole vocabulary, after ev
 Gates are frozen dataclasses; they hold configuration, the decisions are made in `csrc/rules/`. On the command line and
 in presets a gate is written as in `str(gate)`: `exact`, `entropy:0.3`, `margin:0.3`, `typical:0.09:0.3`,
 `all(margin:0.5,exact-first:8)`. Guards only restrict other gates, with which they stand in an `all(...)`. `FORMS` (in
-`written.py`) is the one table for reading, listing and explaining them. A gate includes its own window, which applies unless you set one.
+`written.py`) is the one table for reading, listing and explaining them. A gate includes its own window, which applies
+unless you set one.
 """
 
 from __future__ import annotations
