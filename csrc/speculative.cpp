@@ -1,18 +1,10 @@
 #include "speculative.h"
 
-#include <algorithm>
-
 namespace pyfly {
 
 namespace {
 
-// What is left of p where rounding left nothing of the residual.
-Weights or_else(Weights rest, const Weights & p) {
-    return rest.empty() ? p : std::move(rest);
-}
-
-} // namespace
-
+// max(p - q, 0), or p where rounding leaves nothing of that.
 Weights residual(const Weights & p, const Weights & q) {
     Weights out;
     auto beside = q.begin();
@@ -25,14 +17,16 @@ Weights residual(const Weights & p, const Weights & q) {
             out.push_back({w.token, rest});
         }
     }
-    return out;
+    return out.empty() ? p : out;
 }
+
+} // namespace
 
 int32_t choose_beside(const Weights & p, const Weights & q, int32_t drafted, Random & random) {
     if (random.uniform() * weight(q, drafted) < weight(p, drafted)) {
         return drafted;
     }
-    return draw(or_else(residual(p, q), p), random.uniform());
+    return draw(residual(p, q), random.uniform());
 }
 
 } // namespace pyfly

@@ -13,9 +13,6 @@
 
 namespace pyfly {
 
-// max(p - q, 0).
-Weights residual(const Weights & p, const Weights & q);
-
 // The target's choice where `drafted`, drawn from q, is proposed: this token with probability min(1, p / q), or one of
 // the residual. Leviathan et al. 2023 (arXiv 2211.17192), algorithm 1; Chen et al. 2023 (arXiv 2302.01318),
 // algorithm 2.

@@ -72,7 +72,7 @@ def decodings(drafters):
 def test_every_setting_reads_back(d):
     assert Decoding.parse(str(d)) == d.canonical() == d.canonical().canonical()
     assert (d.canonical().is_plain, d.canonical().is_exact) == (d.is_plain, d.is_exact)
-    assert d.is_exact or d.canonical().gate.windows(d.canonical().window) == d.gate.windows(d.window)
+    assert d.is_exact or d.canonical().effective_window == d.effective_window
 
 
 @given(decodings(WORDS + DRAFTERS_GIVEN))

@@ -29,7 +29,7 @@ QUESTION = "Tom has 3 apples and buys 4 more. How many apples has he?"
 
 
 def chat(run, *arguments, stdin):
-    # What the governor drafts depends on the clock, and what a region is on what a model of 2 million weights says.
+    # What the governor drafts depends on the clock.
     fixed = ("-t", 1, "-n", 40, "--no-adaptive", "--gate", "margin:0.3", "--temperature", 0)
     return run("chat", "-m", TARGET, "-d", DRAFT, *fixed, *arguments, stdin=stdin)
 

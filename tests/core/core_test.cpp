@@ -390,9 +390,8 @@ void test_divergences() {
                     pyfly_decision decision;
                     int32_t tokens[2];
                     size_t n_tokens = 0;
-                    assert(pyfly_verify(logits.data(), n, &draft, 1, q.data(), choices, &gate, 1, &at_once,
-                                        nullptr, 0, nullptr, 0, nullptr, 0, 0, &decision, tokens, &n_tokens,
-                                        &error) == PYFLY_OK);
+                    assert(pyfly_verify(logits.data(), n, &draft, 1, q.data(), choices, &gate, 1, &at_once, nullptr, 0,
+                                        nullptr, 0, nullptr, 0, 0, &decision, tokens, &n_tokens, &error) == PYFLY_OK);
                     return decision.reason == PYFLY_REASON_LOOSE;
                 };
                 const double value = reference_divergence(kind, p, q), slack = std::max(1e-5 * value, 2e-8);
@@ -414,8 +413,8 @@ void test_bad_arguments() {
     size_t n_tokens = 0;
     const auto status = [&](const int32_t * d, const pyfly_gate_node * g, const pyfly_window_config * w) {
         error.message[0] = '\0';
-        const pyfly_status s = pyfly_verify(row, 2, d, 0, nullptr, nullptr, g, 1, w, d, d ? 1 : 0, nullptr, 0,
-                                            nullptr, 0, 0, decisions, tokens, &n_tokens, &error);
+        const pyfly_status s = pyfly_verify(row, 2, d, 0, nullptr, nullptr, g, 1, w, d, d ? 1 : 0, nullptr, 0, nullptr,
+                                            0, 0, decisions, tokens, &n_tokens, &error);
         assert((s == PYFLY_OK) == (error.message[0] == '\0'));
         return s;
     };

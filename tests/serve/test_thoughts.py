@@ -9,19 +9,12 @@ from gguf_edit import edit_gguf
 from serving import EXACT, no_end, running
 
 from pyfly_cpp import FlyBatch
-from pyfly_cpp.decoding.gates import regions_of
-from pyfly_cpp.engine.markers import THOUGHTS
 from pyfly_cpp.engine.output import Piece, Token
 from pyfly_cpp.serve.chat import Chat
 from pyfly_cpp.serve.thoughts import Budget, ThoughtReader, opened_by
 
 PATH = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Hi"}]
-
-
-@pytest.mark.parametrize("opening, closing", THOUGHTS)
-def test_the_region_think_has_the_same_markers(opening, closing):
-    assert regions_of([opening, "so", closing, "it"])[1::2] == ["think", "prose"]
 
 
 @pytest.mark.parametrize(
