@@ -257,7 +257,7 @@ PRESETS = [
     Preset(),
     Preset(Decoding(Margin(0.3), Window(rule="reconverge"), 8, PromptLookup(3, 7)), None, {"n_prompts": 8}),
     Preset(Decoding(drafter=(PromptLookup(), Eagle3("/m/head.gguf", p_min=0.1)), adaptive=True)),
-    Preset(Decoding(Entropy(0.3, top=None), Window(2, tail=1, across_rounds=True), None,
+    Preset(Decoding(Entropy(0.3, top=None), Window(2, "reconverge", tail=1, across_rounds=False), None,
                     DraftModel("/m/draft.gguf", p_min=0.2)), "/m/target.gguf"),
 ]  # fmt: skip
 
