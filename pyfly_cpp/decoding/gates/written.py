@@ -107,6 +107,8 @@ _GONE = {
     "random": "write margin:0.3 to accept loosely",
     "budget": "write exact-first or no-repeat to limit another gate",
     "regions": "write one gate for the whole answer, such as margin:0.3",
+    "balanced": "write exact, which was as fast, or margin:0.15",
+    "safe": "write exact",
 }
 """Gates of earlier versions, and what to write instead."""
 
