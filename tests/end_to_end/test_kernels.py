@@ -403,7 +403,7 @@ def test_what_is_not_ours_is_named(known):
         ([kind for kind in kinds if kind not in (0, 30)], (), "weight types (not F32, BF16), not for attention"),
         ([kinds[0], attention], (), f"ours for 1 of {len(kinds)} weight types and attention"),
     ):
-        known(right=tuple(right), slower=slower, looks=2)
+        known(right=tuple(right), slower=slower, looks=sys.maxsize)  # often enough (conftest.py)
         assert said in kernels.verdict().reason
 
 
