@@ -284,8 +284,7 @@ bool Batch::waits_for_prefix(Text & t) {
             const size_t n_alike = n_common(history.data(), n_most, theirs.data(), n_most);
             // It has begun to evaluate what both share, or is the first that will.
             if (n == held.n() && n_alike >= std::max(held.n(), memory.n()) + worth_sharing) {
-                waits = true;
-                other.sequence.keep_at(n_alike);
+                waits = other.sequence.keep_at(n_alike) || waits;
             }
         }
     }

@@ -340,7 +340,8 @@ const float * pyfly_batch_record_row(const pyfly_batch * batch, int32_t slot, si
     return batch->impl.at(slot).transcript().row(i);
 }
 
-size_t pyfly_batch_n_kept(pyfly_batch * batch, int32_t slot) {
+size_t pyfly_batch_n_kept(pyfly_batch * batch, int32_t slot, const int32_t * tokens, size_t n) {
+    batch->impl.memory(slot).forget_other_checkpoints(tokens, n);
     return batch->impl.memory(slot).kept().size();
 }
 

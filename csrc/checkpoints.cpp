@@ -31,7 +31,7 @@ size_t bytes_of(const std::vector<Checkpoints *> & sequences, size_t & n_kept) {
     return n;
 }
 
-// Of one sequence, the one that saves least.
+// The kept state of a sequence that saves least.
 Candidate cheapest(const Checkpoints & of, size_t sequence, int32_t n_spared) {
     Candidate least;
     int32_t before = 0;

@@ -24,7 +24,6 @@ size_t Memory::truncate(size_t n) {
     return tokens_.size();
 }
 
-// As settle(), where an Error would be one too many: what cannot be gone back to is lost.
 void Memory::release() {
     try {
         settle();
@@ -72,7 +71,7 @@ std::vector<Checkpoints::Checkpoint> Memory::kept() const {
     std::vector<Checkpoints::Checkpoint> out;
     if (const Checkpoints * all = model_->checkpoints(sequence_)) {
         std::copy_if(all->all().begin(), all->all().end(), std::back_inserter(out),
-                     [this](const auto & c) { return c.is_kept && static_cast<size_t>(c.n) <= n(); });
+                     [](const auto & c) { return c.is_kept; });
     }
     return out;
 }

@@ -45,10 +45,10 @@ class Memory {
     // Whether there is a checkpoint of exactly what is held now.
     bool is_checkpointed() const;
 
-    // The kept checkpoints of what is held, the shortest first.
+    // The kept checkpoints, the shortest first.
     std::vector<Checkpoints::Checkpoint> kept() const;
 
-    // Positions of the longest of them; 0: there is none.
+    // Positions of the longest of them that is of what is held; 0: there is none.
     size_t n_kept() const;
 
     // Forgets checkpoints that are not of a prefix of text[n_text].
@@ -70,9 +70,10 @@ class Memory {
     // Somebody else may use the model's memory now.
     void settle() { model_->settle(sequence_); }
 
-  private:
+    // As settle(), where an Error would be one too many: what cannot be gone back to is lost.
     void release();
 
+  private:
     Model * model_;
     int32_t sequence_;
     std::vector<int32_t> tokens_;

@@ -52,15 +52,15 @@ class Model {
     bool is_limited() const { return rewind_depth() != unlimited; }
 
     // Where the depth is limited: copies the present state, so that truncate(m) leaves at least the positions of now
-    // for every later m >= them. One such state is there for each sequence, the latest; is_kept: this one stays beside
-    // it until the sequence is cut to less, or room is needed. False if the memory cannot do that.
+    // for every later m >= them. One such state is there for each sequence, the latest; is_kept: this one is kept as
+    // well, until the sequence is cut to less, or room is needed. False if the memory cannot do that.
     virtual bool checkpoint(int32_t sequence, bool is_kept) {
         (void) sequence, (void) is_kept;
         return true;
     }
 
-    // Of recurrent memories: what was copied of a sequence, and cannot be gone back to any more where it is of more
-    // positions than it holds. nullptr: there is none.
+    // The states of a sequence that were copied; those of more positions than it holds are of no use. nullptr: the
+    // memory is not recurrent.
     virtual Checkpoints * checkpoints(int32_t sequence) {
         (void) sequence;
         return nullptr;

@@ -13,7 +13,7 @@ namespace {
 
 // Of what a limited target keeps of a prompt (a copy of its state, 20 to 150 MB, takes as long as a few tokens).
 constexpr size_t worth_keeping = 64;     // tokens that need not be evaluated again thanks to it, at least
-constexpr size_t n_between_kept = 512;   // tokens without one, at most about so many
+constexpr size_t n_between_kept = 512;   // tokens without one: then the next batch that ends has one
 constexpr size_t n_searched = 64;        // tokens at the prompt's end in which the last message ends
 constexpr size_t n_behind_messages = 32; // else: tokens that may begin an answer in the template
 
@@ -57,7 +57,7 @@ void Sequence::begin(RequestConfig config, std::vector<int32_t> history, std::op
     } else {
         memory_.truncate(n_held);
     }
-    memory_.settle(); // what goes makes room for others
+    memory_.release(); // what goes makes room for others; what cannot be gone back to is evaluated again
     judge_ = std::move(judge);
     config_ = std::move(config);
     transcript_.begin(std::move(history), static_cast<size_t>(target_->n_vocab()),
@@ -156,13 +156,17 @@ void Sequence::choose_kept(size_t n_alike) {
     }
 }
 
-void Sequence::keep_at(size_t n) {
-    const auto at = std::lower_bound(kept_.begin(), kept_.end(), n);
-    const size_t before = at == kept_.begin() ? memory_.n_kept() : *(at - 1);
-    if (is_limited() && n > memory_.n() && n < transcript_.n() && n >= before + worth_keeping &&
-        (at == kept_.end() || *at != n)) {
-        kept_.insert(at, n);
+bool Sequence::keep_at(size_t n) {
+    if (!is_limited()) {
+        return true;
     }
+    auto at = std::lower_bound(kept_.begin(), kept_.end(), n);
+    const size_t before = at == kept_.begin() ? memory_.n_kept() : *(at - 1);
+    if (n > memory_.n() && n < transcript_.n() && n >= before + worth_keeping && (at == kept_.end() || *at != n)) {
+        at = kept_.insert(at, n);
+    }
+    const bool is_place = at != kept_.end() && *at == n;
+    return (is_place ? n : before) > memory_.n();
 }
 
 // The next place at which a state is to be kept.
@@ -250,7 +254,7 @@ void Sequence::take(size_t span, int64_t us) {
         count_evaluated(span_.n);
         const bool is_place =
             memory_.n() + 1 == transcript_.n() || std::binary_search(kept_.begin(), kept_.end(), memory_.n());
-        if (is_limited() && (is_place || memory_.n() >= memory_.n_kept() + n_between_kept)) {
+        if (is_limited() && round_ == 0 && (is_place || memory_.n() >= memory_.n_kept() + n_between_kept)) {
             checkpoint(true);
         }
         if (config_.all_rows) {

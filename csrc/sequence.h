@@ -77,8 +77,8 @@ class Sequence {
     bool be_silent();
 
     // Of a text whose prompt is being evaluated: another one has its first n tokens, too. Where the target is limited,
-    // the state behind them is kept for it.
-    void keep_at(size_t n);
+    // the state behind them is kept for it, if they are worth it. Returns whether it is worth waiting for.
+    bool keep_at(size_t n);
 
     // A draft for a round begins: how it is drawn; empty: the most probable tokens are drafted. Valid until the text
     // ends.

@@ -222,7 +222,7 @@ typedef struct pyfly_scripted_config {
     int32_t n_sequences;
     int64_t n_cells;         /* positions of all sequences together */
     int32_t n_snapshots;     /* -1: a plain cache; else a recurrent memory, which can go back to the last n_snapshots
-                                tokens of its last batch, to one checkpoint and to the beginning */
+                                tokens of its last batch, to checkpoints and to the beginning */
     int32_t has_checkpoints; /* 0 or 1 */
     const char * const * pieces; /* [n_vocab] texts of the tokens, UTF-8 in pieces, copied; NULL: they have none */
 } pyfly_scripted_config;
@@ -673,8 +673,8 @@ const int32_t * pyfly_batch_rejected(const pyfly_batch * batch, int32_t slot);
 const float * pyfly_batch_record_row(const pyfly_batch * batch, int32_t slot, size_t i);
 
 /* States that are kept of a slot with a recurrent memory, to come back to (csrc/checkpoints.h): how many, the shortest
- * first; 0 for other memories. */
-size_t pyfly_batch_n_kept(pyfly_batch * batch, int32_t slot);
+ * first; 0 for other memories. tokens[n]: what the context holds; states behind others are forgotten. */
+size_t pyfly_batch_n_kept(pyfly_batch * batch, int32_t slot, const int32_t * tokens, size_t n);
 
 /* The i-th, i < pyfly_batch_n_kept: its bytes, borrowed until the batch is used again, and *n, the first positions of
  * the slot that it is the state behind. */

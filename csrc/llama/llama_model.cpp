@@ -380,7 +380,7 @@ void LlamaModel::settle(int32_t sequence) {
 }
 
 bool LlamaModel::copy(int32_t from, int32_t to, int32_t n) {
-    if (!can_copy() || n < 1 || n != n_copyable(from, n)) {
+    if (!can_copy() || n < 1 || n != n_copyable(from, n) || n_held(from) < n) {
         return false;
     }
     // The whole, then a cut: caches with a stream for each sequence can do no other.

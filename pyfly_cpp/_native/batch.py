@@ -303,12 +303,13 @@ class Slot:
         """Positions of the slot that the target's memory holds."""
         return int(lib.pyfly_batch_n_evaluated(self._pointer, self.number))
 
-    def kept(self) -> list[tuple[int, bytes]]:
-        """(n, copy of the state behind the first n positions) of what is kept of a recurrent memory, the shortest
-        first; empty for other memories."""
+    def kept(self, tokens: Any) -> list[tuple[int, bytes]]:
+        """(n, copy of the state behind the first n of these tokens) of what is kept of a recurrent memory, the shortest
+        first; empty for other memories. `tokens`: what the context holds; what is kept of others is forgotten."""
         out = []
         n, n_bytes = ffi.new("int32_t *"), ffi.new("size_t *")
-        for i in range(lib.pyfly_batch_n_kept(self._pointer, self.number)):
+        array = boundary.tokens("the tokens of the context", tokens)
+        for i in range(lib.pyfly_batch_n_kept(self._pointer, self.number, token_pointer(array), len(array))):
             state = lib.pyfly_batch_kept(self._pointer, self.number, i, n, n_bytes)
             out.append((int(n[0]), bytes(ffi.buffer(state, n_bytes[0]))))
         return out

@@ -129,12 +129,12 @@ def tokens(name: str, values: Any, length: int | None = None) -> TokenArray:
 
 
 def float_pointer(array: FloatArray) -> Any:
-    """To the array's memory, which must outlive it."""
+    """A pointer to the array's memory; keep the array as long as it is used."""
     return ffi.cast("float *", ffi.from_buffer(array))
 
 
 def token_pointer(array: TokenArray) -> Any:
-    """To the array's memory, which must outlive it."""
+    """A pointer to the array's memory; keep the array as long as it is used."""
     return ffi.cast("int32_t *", ffi.from_buffer(array))
 
 

@@ -172,7 +172,10 @@ class Decoder:
         return applied(self._context) != self.computed_with
 
     def take_adapters(self) -> None:
-        """What is evaluated from now on is computed with the adapters of now; what was before must not be used."""
+        """What is evaluated from now on is computed with the adapters of now; what was before is not used. While no
+        request runs."""
+        if self.has_new_adapters and self._batch is not None:
+            self.forget()
         self.computed_with = applied(self._context)
 
     def forget(self) -> None:

@@ -36,7 +36,8 @@ _MOST_KEPT = 2
 def kept_states(llm: Any) -> list[tuple[int, bytes]]:
     """Of a recurrent memory, (n, state behind the first n tokens): places that a longer or another prompt can begin at.
     Empty for other memories, which can be cut anywhere."""
-    return [kept for kept in llm.decoder.slot.kept() if kept[0] <= llm.n_tokens][-_MOST_KEPT:]
+    kept: list[tuple[int, bytes]] = llm.decoder.slot.kept(llm.input_ids[: llm.n_tokens])
+    return kept[-_MOST_KEPT:]
 
 
 def restore_kept(llm: Any, states: list[tuple[int, bytes]]) -> None:

@@ -239,7 +239,6 @@ class Stepper:
             if self._decoder.has_new_adapters:
                 if self._running:
                     return  # what they hold serves nobody, and is not all computed in one way
-                self._decoder.forget()
                 self._decoder.take_adapters()
             try:
                 request.require_fitting(self._n_ctx)

@@ -459,10 +459,14 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
                     f"the saved state was computed with {why}; load it where they are the same, or let the prompt be "
                     "read again."
                 )
-            states.load_state(self, state, self._logits_all, before=self._supersede)
+            states.load_state(self, state, self._logits_all, before=self._begin_anew)
             states.restore_kept(self, getattr(state, "kept", []))
-            self.decoder.take_adapters()
             self.has_row = False
+
+    def _begin_anew(self) -> None:
+        """The context is about to hold something else, computed with the adapters of now."""
+        self._supersede()
+        self.decoder.take_adapters()
 
     def why_not_usable(self, state: LlamaState) -> str | None:
         """By what this object computes differently than the one that saved a state; None: by nothing that is known."""

@@ -124,6 +124,19 @@ def test_a_hybrid_model_uses_no_states_of_another_adapter(tmp_path):
         assert answer(llm) == expected[0.05]
 
 
+def test_states_that_a_hybrid_model_kept_go_with_the_adapters(tiny_qwen35):
+    """Also where the caller evaluates the same tokens again, with others."""
+    tokens = [(i * 37) % 1400 + 30 for i in range(300)]
+    with FlyLlama(tiny_qwen35, **OPTIONS) as llm:
+        answer(llm, tokens)
+        control(llm, 1.0)
+        llm.reset()
+        llm.eval(tokens)
+        llm.reset_stats()
+        answer(llm, [*tokens[:290], 77, 77])
+        assert llm.stats.prefilled >= 290
+
+
 def test_what_a_context_applies(tiny_target, strong, tmp_path):
     with closing(FlyLlama(tiny_target, **OPTIONS)) as llm:
         assert applied(llm._ctx.ctx) == Applied()

@@ -142,3 +142,23 @@ def test_a_cache_of_prompts_brings_an_earlier_one_back(model):
         n_read, again = read_for(llm, first)
         assert n_read <= 1
         assert again == answer
+
+
+def test_what_was_kept_of_another_text_is_not_saved(model, fresh):
+    first, second = ([(i * step) % 1400 + 30 for i in range(600)] for step in (37, 41))
+    with FlyLlama(model, n_ctx=1024, **OPTIONS) as llm:
+        read_for(llm, first)
+        llm.reset()
+        llm.eval(second)
+        state = llm.save_state()
+        llm.load_state(state)
+        turned = [*second[:580], *[90] * 30]
+        assert read_for(llm, turned)[1] == fresh(turned, 8)
+
+
+def test_requests_with_little_in_common_do_not_wait(model):
+    prompts = [[*range(30, 70), *[(i * step) % 1400 + 30 for i in range(300)]] for step in (37, 41)]
+    with FlyBatch(model, n_parallel=2, n_ctx=1024, **OPTIONS) as batch:
+        for handle in [batch.submit(prompt, max_tokens=2, temperature=0) for prompt in prompts]:
+            handle.result()
+        assert batch.stats.prefilled <= sum(map(len, prompts))
