@@ -21,9 +21,8 @@ More gates are in `pyfly_cpp.decoding.gates`, counters and traces (`Stats`, `Rec
 import sys as _sys
 from pathlib import Path as _Path
 
+from pyfly_cpp._version import __version__ as __version__
 from pyfly_cpp.errors import BusyError, ContextFullError, PyflyError, VersionMismatchError
-
-__version__ = "0.1.0"
 
 try:
     from pyfly_cpp.batch.fly_batch import FlyBatch

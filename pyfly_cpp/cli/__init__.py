@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from pyfly_cpp import __version__
+from pyfly_cpp._version import __version__
 from pyfly_cpp.errors import did_you_mean
 
 _COMMANDS = {

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from pyfly_cpp import __version__
+from pyfly_cpp._version import __version__
 from pyfly_cpp.cli import conversation as conversations
 from pyfly_cpp.cli import describe
 from pyfly_cpp.cli.conversation import Conversation

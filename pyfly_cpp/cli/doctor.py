@@ -14,7 +14,8 @@ import click
 import llama_cpp
 import numpy as np
 
-from pyfly_cpp import __version__, _native
+from pyfly_cpp import _native
+from pyfly_cpp._version import __version__
 from pyfly_cpp.cli.loading import MODEL_ARGUMENT, RPC_OPTION, named_once, reasons_from, silence
 from pyfly_cpp.cli.terminal import note, write, write_sentences
 from pyfly_cpp.decoding.drafters import DRAFTERS

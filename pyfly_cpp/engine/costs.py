@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import llama_cpp
 
 from pyfly_cpp import _native
+from pyfly_cpp._version import __version__
 from pyfly_cpp.decoding.drafters import Drafter, OwnDrafter
 from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.machine.cache import cache_folder, keeping
@@ -55,8 +56,6 @@ def setup_of(
         context_params: The llama_context_params of its context.
         changes: What else changes the model or where its parts are; what tells their values apart is their repr.
     """
-    from pyfly_cpp import __version__
-
     features = llama_cpp.llama_print_system_info().decode("utf-8", errors="replace")
     return {
         "model": file_identity(model_path),

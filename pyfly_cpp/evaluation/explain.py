@@ -14,6 +14,7 @@ from typing import Any
 
 import jinja2
 
+from pyfly_cpp._version import __version__
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.engine.stats import Record
 from pyfly_cpp.errors import counted
@@ -56,8 +57,6 @@ def make_page(
         detokenize: From token ids to bytes, special tokens as their text.
         is_special: Whether a token is a control token.
     """
-    from pyfly_cpp import __version__
-
     records = generated.records
     origins = [record.origin for record in records]
     stats = generated.stats

@@ -14,6 +14,7 @@ from typing import Any
 import llama_cpp
 
 from pyfly_cpp import _native
+from pyfly_cpp._version import __version__
 from pyfly_cpp.machine import extra_buffers, kernels
 from pyfly_cpp.machine.files import files_of_model, sha256
 from pyfly_cpp.machine.memory import bytes_of_model
@@ -64,8 +65,6 @@ def disturbance(machine: dict[str, Any]) -> str | None:
 
 def describe_machine() -> dict[str, Any]:
     """Processor, cores, system, what other programs do, and versions. Looks at the machine for half a second."""
-    from pyfly_cpp import __version__
-
     cpu = platform.processor() or platform.machine()
     if sys.platform.startswith("linux"):
         found = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import llama_cpp
 
 from pyfly_cpp import _native
+from pyfly_cpp._version import __version__
 from pyfly_cpp.errors import NativeError
 from pyfly_cpp.machine.cache import cache_folder, keeping
 from pyfly_cpp.machine.extra_buffers import cpu_model
@@ -182,8 +183,6 @@ def _name_of(number: int) -> str:
 
 
 def _key() -> str:
-    from pyfly_cpp import __version__
-
     parts = (
         _WAY, __version__, llama_cpp.__version__, _native.ggml_build(), _native.kernels_isa(), _native.kernel_types(),
         cpu_model(),

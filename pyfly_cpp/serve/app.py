@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
-from pyfly_cpp import __version__
+from pyfly_cpp._version import __version__
 from pyfly_cpp.engine.output import Piece
 from pyfly_cpp.serve import requests
 from pyfly_cpp.serve.answers import Answer, Event, system_fingerprint

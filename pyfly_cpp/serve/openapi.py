@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
-from pyfly_cpp import __version__
+from pyfly_cpp._version import __version__
 from pyfly_cpp.serve import requests
 
 _JSON = "application/json"
