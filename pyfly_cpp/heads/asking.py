@@ -19,7 +19,7 @@ N_ASKED = 400
 """Most tokens of an answer with prompts."""
 
 OF_REQUEST = 8
-"""Prompts in the answer to a request, in the mean (1.5B)."""
+"""Mean number of prompts in an answer (measured with a 1.5B)."""
 
 LENGTHS = range(20, 1001)
 """Characters of a prompt; shorter and longer ones are left out."""
@@ -40,7 +40,7 @@ def ask_for_prompts(target: Path, path: Path, n: int, deadline: float, tell: Tel
     when all requests are answered, or when the target turns out to make up few: less than one in an answer.
 
     Args:
-        **arguments: Of the target's `FlyBatch`.
+        **arguments: Arguments of the target's `FlyBatch`.
     """
     rows, length = read_lines_so_far(path)
     found, done = set(_prompts_of(rows)), {row["request"] for row in rows}

@@ -34,8 +34,8 @@ STEP_WEIGHTS = (1.0, 0.8, 0.64)
 """Weights of the unrolled steps of a head: the first, second and third token of a draft."""
 
 STATE_WEIGHT = 1.0
-"""Of the mean squared distance between the head's states and the target's, both of size 1, next to the cross-entropy in
-nats."""
+"""Weight of the mean squared distance between the head's states and the target's, both of size 1, next to the
+cross-entropy in nats."""
 
 N_ROWS = (512, 4096)
 """Rows of a training step: as many as make STEPS_OF_PASS, within these bounds."""
@@ -43,11 +43,11 @@ N_ROWS = (512, 4096)
 STEPS_OF_PASS = 300
 
 N_PASSAGE = 4096
-"""Rows at a time of the regressions that a head begins with."""
+"""Rows that the first regressions of a head read at a time."""
 
 N_REGRESSED = 65_536
-"""Most rows of these: at a width of 1536, 49,000 rows gave 1.67 tokens per step in two minutes, 146,000 gave 1.69 in
-seven, in which learning gains more."""
+"""Most rows that they read: at a width of 1536, 49,000 rows gave 1.67 tokens per step in two minutes, 146,000 gave
+1.69 in seven, in which learning gains more."""
 
 RATE = 3e-3
 """Learning rate of a head 256 wide. It falls with the square of the width, because a higher rate spoils the regressions
@@ -106,7 +106,7 @@ class Window(NamedTuple):
     log_probs: Tensor
     """Log probabilities of `ids` in nats, [text, row, N_TOP]."""
     states: Tensor
-    """As in `Passage`, [text, row, n_embd]."""
+    """The target's states as in `Passage`, [text, row, n_embd]."""
     follows: Tensor
     """Whether the text continues as the target would, [text, row]."""
     is_answer: Tensor
@@ -230,9 +230,9 @@ class Wanted(NamedTuple):
     """The target's most probable next tokens in the head's vocabulary."""
 
     ids: Tensor
-    """[..., N_TOP]; -1: it cannot propose it."""
+    """Ids of the head, [..., N_TOP]; -1 for tokens that it cannot propose."""
     shares: Tensor
-    """Their probabilities, which add up to 1, [..., N_TOP]."""
+    """Probabilities of `ids` that add up to 1, [..., N_TOP]."""
     counts: Tensor
     """Whether there is anything to learn, [...]."""
 
@@ -285,7 +285,7 @@ class Fit:
         self._n_steps = 0
 
     def begin(self) -> None:
-        """The regressions that learning begins with, minutes; not needed before `load`."""
+        """Runs the first regressions, which takes minutes; not needed before `load`."""
         self.head.cpu().begin_linear(self.data.passages)
         self.head.to(self.device)
 
@@ -372,8 +372,8 @@ class Fit:
         return found, is_best
 
     def weights(self) -> Weights:
-        """Those of `best`, or before that the first ones, as its file has them. Raises NotFiniteError if one is not a
-        number."""
+        """The weights of `best`, or the first ones if there is none yet, as the file has them. Raises NotFiniteError if
+        one is not a number."""
         head = self.head.state_dict() if self._best_head is None else self._best_head
         weights = {name: tensor.cpu().numpy() for name, tensor in head.items()}
         if not all(np.isfinite(array).all() for array in weights.values()):
@@ -381,7 +381,7 @@ class Fit:
         return with_adjacent_rope(weights, self.head.shape)
 
     def save(self, path: Path) -> None:
-        """All that `load` resumes with."""
+        """Writes the state that `load` resumes from."""
         state = {
             "head": self.head.state_dict(), "optimiser": self._optimiser.state_dict(), "n_done": self.n_done,
             "n_steps": self._n_steps, "n_worse": self._n_worse, "best": self.best and tuple(self.best),
@@ -421,7 +421,7 @@ def _shape(target: TargetFile, layers: tuple[int, int, int]) -> Eagle3Shape:
 
 
 def _all_right(counts: npt.NDArray[np.float64]) -> tuple[float, ...]:
-    """Shares of drafts of which all are right so far, by depth, from how many were looked at and right [2, depth]."""
+    """Shares of drafts that are right up to each depth, from the numbers of drafts seen and right [2, depth]."""
     return tuple(np.cumprod(counts[1] / np.maximum(counts[0], 1)).tolist())
 
 

@@ -1,4 +1,4 @@
-"""The work and the needs of a training, and whether it can: known before any work."""
+"""The plan of a training: its work, its needs, and whether it is possible; made before any work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KINDS = ("q8_0", "q4_0", "f16")
 """Types of a head's matrices."""
 
 LEAST_TOKENS = 2000
-"""Fewer teach nothing."""
+"""Least tokens to learn from; fewer teach nothing."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Plan:
     texts: Path | None
     """The user's files; None: the target writes the texts itself."""
     prompts: Mapping[str, Sequence[str]]
-    """What it answers, by kind."""
+    """Prompts that the target answers, by kind."""
     asks: bool
     """Whether the target also makes up prompts itself."""
     n_tokens: int
@@ -46,13 +46,13 @@ class Plan:
     layers: tuple[int, int, int]
     """Layers of the target whose inputs the head reads."""
     n_bytes_disk: int
-    """About what texts, states and checkpoint take in `folder`."""
+    """Approximate bytes of texts, states and checkpoint in `folder`."""
     n_bytes_memory: int
-    """About what target, head and optimiser take."""
+    """Approximate bytes of memory for target, head and optimiser."""
 
     @property
     def folder(self) -> Path:
-        """Files that are kept until the head is done, so that the same command resumes."""
+        """The folder of files that are kept until the head is done, so that the same command resumes."""
         return self.output.with_name(self.output.name + ".work")
 
     @property
@@ -129,7 +129,7 @@ def plan_head(
 
 
 def layers_of(n_layer: int) -> tuple[int, int, int]:
-    """Whose inputs a head reads: of a low, a middle and the last one of n_layer >= 4 layers."""
+    """The layers whose inputs a head reads: a low, a middle and the last one of n_layer >= 4 layers."""
     return max(1, min(2, n_layer // 6)), n_layer // 2, n_layer - 1
 
 

@@ -1,4 +1,4 @@
-"""In which precision a head learns."""
+"""The precision of learning."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 STRENGTH = 0.02
-"""Of the ridge, as a share of the mean square of an input."""
+"""Size of the ridge, as a share of the mean square of an input."""
 
 
 class Ridge:

@@ -15,7 +15,7 @@ ROPE_BASE = 10000.0
 
 @dataclass(frozen=True)
 class Shape:
-    """Parts of every architecture."""
+    """Sizes that every head has."""
 
     n_embd: int
     n_layer: int

@@ -24,7 +24,7 @@ N_LAYERS = 3
 """Layers whose inputs a head reads."""
 
 MOST_LOST = 3
-"""Texts in a row whose states are not numbers. If there are more, the model is damaged."""
+"""Most consecutive texts whose states are not numbers. With more, the model is damaged."""
 
 Rows = npt.NDArray[Any]
 

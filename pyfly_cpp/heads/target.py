@@ -1,4 +1,4 @@
-"""What the training of a head reads of its target's GGUF file, besides what llama.cpp computes with it."""
+"""The parts of a target's GGUF file that the training of a head reads itself."""
 
 from __future__ import annotations
 

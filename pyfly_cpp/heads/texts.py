@@ -1,4 +1,4 @@
-"""Texts that a head learns from: files of the user's, or what the target answers to prompts."""
+"""Texts that a head learns from: files of the user, or answers of the target."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ LEAST_ANSWER = 32
 """Tokens of an answer that is kept though it has no end."""
 
 N_PARALLEL = 24
-"""Answers that are written at a time."""
+"""Answers that the target writes at the same time."""
 
 Tell = Callable[[str, float], None]
-"""Called with what is being done and how much of it, 0..1; what it raises stops everything."""
+"""Called with a name for the work and the share done, 0..1; an exception from it stops everything."""
 
 
 class Text(NamedTuple):
@@ -43,7 +43,7 @@ class Text(NamedTuple):
     kind: str
     """The prompt's kind, the row's `category`, or the ending of the file's name."""
     n_prompt: int
-    """Tokens that the target did not write."""
+    """Number of tokens at the beginning that the target did not write."""
     tokens: list[int]
     prompt: str | None = None
     """What the target answers here; None: it is a text of the user's."""
@@ -59,7 +59,7 @@ class Text(NamedTuple):
         return [cls(**row) for row in rows]
 
     def append(self, file: Any) -> None:
-        """Writes it as a line."""
+        """Appends the text to a file as a line."""
         file.write(json.dumps(self._asdict()) + "\n")
         file.flush()
 

@@ -1,4 +1,4 @@
-"""Training a head: texts, states, learning, file, and what it is worth."""
+"""Training a head: texts, states, learning, the file, and its speed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ SHARE_OF_ASKING = 0.1
 tokens in 0.8 hours, Zen 5)."""
 
 TOKENS_OF_TURN = 1500
-"""Of a prompt of each kind, with the answers: five built-in ones of 272 and a made-up one of 207 in the mean (1.5B)."""
+"""Tokens of one prompt of each kind with its answer: five built-in ones of 272 and a made-up one of 207 in the mean
+(1.5B)."""
 
 MADE_UP = "made up"
 """The kind of these prompts."""
@@ -53,7 +54,7 @@ class Trained:
 
     path: Path
     n_tokens: int
-    """That it learned from."""
+    """Number of tokens that it learned from."""
     acceptance: tuple[float, ...]
     """How often the first 1, 2, 3 drafts are all right, on answers that were not learned from."""
     by_kind: dict[str, tuple[float, ...]]
@@ -74,11 +75,11 @@ def train_head(
     learning on, the output is a head that can be used.
 
     Args:
-        tell: Called with what is being done and how much of it, 0..1; what it raises stops everything.
+        tell: Called with a name for the work and the share done, 0..1; an exception from it stops everything.
         log: Called with a line after each pass.
         measure: Whether the speed with and without the head is measured at the end.
-        seed: Of the weights at first and of the order of the texts.
-        **arguments: Of the target's `FlyLlama` (threads, GPU layers).
+        seed: Seed of the first weights and of the order of the texts.
+        **arguments: Arguments of the target's `FlyLlama` (threads, GPU layers).
 
     Raises:
         DataError: there are too few texts, or the folder holds a training of another target.
@@ -131,7 +132,8 @@ def train_head(
 
 
 def _require_same(plan: Plan) -> str:
-    """That what is in the folder was made from this target and these layers. Returns the target's fingerprint."""
+    """Checks that the files in the folder were made from this target and these layers. Returns the target's
+    fingerprint."""
     made_from = {
         "target": fingerprint(plan.target),
         "layers": list(plan.layers),

@@ -23,13 +23,13 @@ class Head(Protocol):
 
     @property
     def block(self) -> AttentionBlock:
-        """The one with the attention."""
+        """The block with the attention."""
 
     def enter(self, embeddings: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Residual stream and the attention's input, from token embeddings and hidden states [batch, row, n_embd]."""
 
     def leave(self, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """What the next step takes for a hidden state, and logits; from the residual stream behind the attention."""
+        """The next step's hidden state and the logits, from the residual stream after the attention."""
 
 
 def unroll(head: Head, embeddings: Tensor, hidden: Tensor, n_steps: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -45,7 +45,7 @@ def _warn_unwritable() -> None:
 
 @contextlib.contextmanager
 def keeping() -> Iterator[None]:
-    """Around writing to the cache folder: if that fails, warns once in a process, and goes on."""
+    """A block that writes to the cache folder: if that fails, warns once in a process, and continues."""
     try:
         yield
     except (OSError, RuntimeError, OutputError):

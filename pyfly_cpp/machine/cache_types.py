@@ -9,16 +9,16 @@ from pyfly_cpp.ranges import is_integer
 CACHE_TYPES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 20: "IQ4_NL", 30: "BF16",
 }  # fmt: skip
-"""Name by number of the ggml type."""
+"""Names of the types, by the number of the ggml type."""
 
 CACHE_WORDS = {name.lower(): number for number, name in CACHE_TYPES.items()}
-"""Number by the name that the command line takes."""
+"""Numbers of the types, by their names on the command line."""
 
 _PLAIN = ("F32", "F16", "BF16")
 
 
 def require_cache_types(type_k: Any, type_v: Any, flash_attn: object = True) -> None:
-    """Raises ValueError unless both are None (F16) or of CACHE_TYPES, and `flash_attn` is on if the V cache is
+    """Raises ValueError unless both are None (F16) or in CACHE_TYPES, and `flash_attn` is on if the V cache is
     quantised."""
     for name, value in (("type_k", type_k), ("type_v", type_v)):
         if value is None:

@@ -20,13 +20,13 @@ class Device(NamedTuple):
     description: str
     kind: str
     memory_free: int
-    """Bytes."""
+    """Sizes in bytes."""
     memory_total: int
     address: int
-    """Address of the ggml_backend_dev."""
+    """Address of the ggml_backend_dev, valid as long as the process."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Fit for JSON."""
+        """The device without its address, ready for JSON."""
         return {name: value for name, value in self._asdict().items() if name != "address"}
 
 
@@ -45,7 +45,7 @@ class _Properties(ctypes.Structure):
 
 
 def devices() -> list[dict[str, Any]]:
-    """This machine's devices, fit for JSON; empty if ggml's libraries cannot be asked."""
+    """This machine's devices, ready for JSON; empty if ggml's libraries cannot be asked."""
     return [device.as_dict() for device in local_devices()]
 
 
@@ -102,7 +102,7 @@ def default_gpus() -> list[Device]:
 
 
 def _hardware(device: Device) -> object:
-    """Tells pieces of hardware apart, as far as the backend identifies it."""
+    """An identity of the hardware of a device, as far as its backend gives one."""
     properties = _Properties()
     _libraries()[1].ggml_backend_dev_get_props(ctypes.c_void_p(device.address), ctypes.byref(properties))
     return properties.device_id or device.address

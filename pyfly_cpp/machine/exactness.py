@@ -13,11 +13,11 @@ import llama_cpp
 from pyfly_cpp import _native
 
 _MOST_NAMED = 3
-"""Weights that are named one by one."""
+"""Most weights that a reason names one by one."""
 
 
 def reasons(context: Any) -> tuple[str, ...]:
-    """Why a token may have other bits in a batch than alone; nothing if it has the same.
+    """The reasons why a token may have other bits in a batch than alone; none if it has the same.
 
     Args:
         context: A llama_context as llama_cpp holds it (a ctypes pointer), idle; it keeps what it holds.

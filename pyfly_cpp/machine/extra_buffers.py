@@ -31,7 +31,7 @@ class Verdict(NamedTuple):
     reason: str
     """A sentence without its full stop."""
     remedy: str | None = None
-    """The remedy; None if they can be used or are not wanted."""
+    """A remedy as a sentence; None if they can be used or are not wanted."""
 
 
 @functools.lru_cache(maxsize=1)
@@ -54,7 +54,7 @@ def usable() -> bool:
 
 @functools.lru_cache(maxsize=1)
 def verdict() -> Verdict:
-    """What `usable` decides, and why; AMX is left out from now on, where it is. Raises ValueError as `usable` does."""
+    """The decision of `usable` and its reason. Leaves out AMX from now on. Raises ValueError as `usable` does."""
     wish = os.environ.get(VARIABLE, "")
     if wish not in ("", "0", "1"):
         raise ValueError(f"{VARIABLE} is {wish!r}; set it to 0 or 1, or not at all.")

@@ -1,4 +1,4 @@
-"""Writing files without losing one: whole or not at all, by one process at a time; and telling what not to read."""
+"""Files: writing them whole or not at all, by one process at a time, and recognising those that cannot be read."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def sha256(*paths: str | os.PathLike[str], report: Callable[[int], None] | None 
 
 
 def file_identity(path: str | os.PathLike[str]) -> list[Any]:
-    """Tells a file from every other one, and from itself after a change, without reading it."""
+    """An identity that no other file has, nor this one after a change; made without reading it."""
     with contextlib.suppress(OSError):
         status = os.stat(path)
         return [os.path.realpath(path), status.st_size, status.st_mtime_ns]
@@ -64,8 +64,8 @@ def file_identity(path: str | os.PathLike[str]) -> list[Any]:
 
 
 def fingerprint(path: str | os.PathLike[str]) -> str:
-    """Tells the content of a model or adapter, wherever it lies, from that of others: its size and a hash, of large
-    files of samples. Raises OSError."""
+    """An identity of the content of a model or adapter, wherever it lies: its size and a hash, for large files a hash
+    of samples. Raises OSError."""
     size = os.stat(path).st_size
     step = max(_SAMPLE, size // _SAMPLES)
     out = hashlib.sha256(str(size).encode())
@@ -161,7 +161,7 @@ def require_other(output: str | os.PathLike[str], *models: str | os.PathLike[str
 
 
 def require_free(path: str | os.PathLike[str], force: bool) -> None:
-    """Before any work: that `path` can be written, and overwrites nothing unless `force`.
+    """Checks, before any work, that `path` can be written and overwrites nothing unless `force`.
 
     Raises:
         OutputError: it exists and `force` is off, is a folder or a device, or its folder cannot be written to.
@@ -194,7 +194,7 @@ def require_space(folder: str | os.PathLike[str], n_bytes: int, remedy: str) -> 
 
 @contextlib.contextmanager
 def replaced(path: Path) -> Iterator[Path]:
-    """For writers that take the name of a file: yields another name, whose file becomes `path` at the end. If the block
+    """A file for writers that take its name: yields another name, whose file becomes `path` at the end. If the block
     raises, it goes away, and `path` is as it was."""
     unfinished = path.with_name(path.name + ".partial")
     try:
@@ -289,11 +289,11 @@ def require_gguf(path: str, what: str = "model") -> None:
 
 
 def first_bytes(path: str, what: str, kind: str, n: int) -> bytes:
-    """What a file begins with, n bytes of it at most; raises ValueError unless it is one that can be read.
+    """The first n bytes of a file, or all if it has fewer; raises ValueError unless it is one that can be read.
 
     Args:
-        what: What it is to the user.
-        kind: What kind of file is wanted.
+        what: The file's role, for the message: "draft model".
+        kind: The kind of file that is wanted, for the message.
     """
     if is_stream(path):
         raise ValueError(f"the {what} {path!r} is a device or a pipe; give the path of a {kind}.")

@@ -41,7 +41,7 @@ def _free(folder: Path, is_v2: bool) -> int | None:
 
 
 def _quota(folder: Path, is_v2: bool) -> float | None:
-    """CPUs of one group."""
+    """The CPU quota of one group, in CPUs; None without a limit."""
     try:
         if is_v2:
             quota, period = map(int, _lines(folder / "cpu.max")[0].split())  # "max" is no limit
@@ -81,7 +81,7 @@ def _number(path: Path) -> int | None:
 
 
 def _lines(path: Path) -> list[str]:
-    """None of what cannot be read."""
+    """The lines of a file; none if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -11,7 +11,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def interrupts_deferred() -> Iterator[None]:
-    """Ctrl-C waits for the end of the block: what it raises in a ctypes callback would be printed and forgotten."""
+    """Delays Ctrl-C to the end of the block: an exception in a ctypes callback would be printed and forgotten."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield

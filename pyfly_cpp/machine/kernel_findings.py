@@ -30,48 +30,48 @@ from pyfly_cpp.machine.extra_buffers import cpu_model
 from pyfly_cpp.machine.files import only_writer, write_atomically
 
 ATTENTION = -1
-"""Among operations, which are `ggml_type`s else: the products of such weights."""
+"""The operation that is attention. All others are products, numbered by the `ggml_type` of their weights."""
 
 _WAY = 3
-"""Of trying; what was found in another way is not read."""
+"""Version of the trial; findings of another version are not read."""
 _PROGRAM = ("-m", "pyfly_cpp.machine.kernel_trial")
-"""For Python."""
+"""The trial, as arguments of Python."""
 _SECONDS = 120
-"""That a trial may take; on an idle machine it takes a few."""
+"""Most seconds that a trial may take; on an idle machine it takes a few."""
 _LOOKS = 2
-"""At an operation that seems slower."""
+"""Trials of an operation that seems slower, before it is left out."""
 _APART = 600
-"""Seconds between two looks, at least."""
+"""Least seconds between two of these trials."""
 _STARTS = 2
-"""Processes that may end while the kernels are tried. One may have been ended for another reason."""
+"""Trials that may end without a result, because one may have been stopped for another reason."""
 _STOPPED = {getattr(signal, name, None) for name in ("SIGHUP", "SIGINT", "SIGKILL", "SIGTERM")}
-"""Signals that somebody else sends."""
+"""Signals that end a trial from outside, and prove nothing about the kernels."""
 
 
 class Found(NamedTuple):
-    """What is known for one build and one processor."""
+    """The findings for one build of llama.cpp on one processor."""
 
     right: tuple[int, ...] = ()
-    """Operations whose results are right: types, rising, and ATTENTION."""
+    """Operations whose results are right: types in ascending order, and ATTENTION."""
     slower: tuple[int, ...] = ()
-    """Of these, what seemed slower than llama.cpp's at each look."""
+    """Those of them that seemed slower than llama.cpp's in every trial so far."""
     looks: int = 0
-    """At times, so far."""
+    """Trials of the time so far."""
     looked: float = 0.0
-    """When the last one was, seconds since 1970."""
+    """Time of the last one, seconds since 1970."""
     why_not: str = ""
-    """Why there are none; without a full stop."""
+    """The reason why no operation is right, without a full stop; empty if some are."""
     begun: int = 0
     """Processes that began to try them and are not known to have finished."""
 
     @property
     def used(self) -> frozenset[int]:
-        """The operations that are ours."""
+        """The operations that our kernels compute."""
         return frozenset(self.right) - (frozenset(self.slower) if self.looks >= _LOOKS else frozenset())
 
     @property
     def doubtful(self) -> tuple[int, ...]:
-        """The operations whose speed is to be looked at again now."""
+        """The operations whose speed has to be tried again now."""
         is_early = 0 <= time.time() - self.looked < _APART
         return () if self.looks >= _LOOKS or is_early else self.slower
 
@@ -81,8 +81,8 @@ class _NotTried(Exception):
 
 
 def find() -> Found:
-    """What is known; tried now if it is not, which takes some seconds. The kernels are installed before, and enabled
-    afterwards if some are used. Warns of a trial that ended badly."""
+    """The findings of this machine. Without any, tries the kernels now, which takes some seconds. Requires installed
+    kernels, and enables them if some are used. Warns of a trial that ended badly."""
     key = _key()
     known, is_new = _read().get(key, _NOTHING), False
     try:

@@ -45,7 +45,7 @@ def _compute(operation: int, n_rows: int, *, is_large: bool, is_ours: bool) -> _
 
 
 def is_right(operation: int) -> bool:
-    """Whether our results are right."""
+    """Whether our kernels compute an operation right."""
     try:
         return all(_compute(operation, n, is_large=False, is_ours=True).error <= _MOST_ERROR for n in _ROWS)
     except NativeError:
@@ -71,7 +71,7 @@ def _looks_faster(operation: int) -> bool:
 
 
 def run(operations: Sequence[int]) -> None:
-    """Prints what the program prints."""
+    """Runs the program."""
     try:
         extra_buffers.verdict()  # leaves out what crashes of llama.cpp's own
         _native.enable_kernels()

@@ -32,24 +32,25 @@ VARIABLE = "PYFLY_KERNELS"
 CHOICES = ("auto", "stock")
 
 _WITHOUT_FLASH_ATTENTION = ("plm",)
-"""Architectures whose graph ends the process with it."""
+"""Architectures whose graph ends the process if flash attention is on."""
 _FEW = 4
-"""Types that are named one by one."""
+"""Most types that `describe` names one by one."""
 
 
 class Verdict(NamedTuple):
     """Which types are packed on this machine, and why."""
 
     types: tuple[int, ...]
-    """`ggml_type`s, rising."""
+    """`ggml_type`s in ascending order."""
     attention: bool
     """Whether attention is also ours."""
     reason: str
-    """Instruction set, or why there are none; without a full stop."""
+    """The instruction set, or the reason why no type is packed; without a full stop."""
 
     @property
     def bits(self) -> int:
-        """What models are loaded with: the types, bit t for ggml type t, and attention (`_native.kernels_taken`)."""
+        """The same as a number, for loading a model: bit t for ggml type t, and one for attention
+        (`_native.kernels_taken`)."""
         return sum(1 << kind for kind in self.types) | (_native.KERNELS_ATTENTION if self.attention else 0)
 
     def attends(self, info: _native.ModelInfo) -> bool:
@@ -60,7 +61,7 @@ class Verdict(NamedTuple):
 
 
 def _install() -> str | None:
-    """Why the kernels cannot be offered to llama.cpp; None: they are."""
+    """Offers the kernels to llama.cpp. Returns the reason if that is impossible, else None."""
     try:
         _native.install_kernels()
     except NativeError as error:
@@ -85,7 +86,7 @@ def require_choice(kernels: str | None) -> str:
 
 
 def take(kernels: str | None, model_path: str, arguments: Mapping[str, Any]) -> Verdict:
-    """What to pack of a model that is loaded with this choice and these arguments of `llama_cpp.Llama`, nothing for
+    """The types to pack of a model that is loaded with this choice and these arguments of `llama_cpp.Llama`; none for
     "stock". Nothing is packed if there is too little memory: packed weights need as much as the file has bytes, and
     llama.cpp can leave them in the file. Warns of it unless layers are on a GPU, for which our kernels do nothing.
     Raises ValueError as `require_choice` does."""
@@ -151,7 +152,7 @@ def _verdict() -> Verdict:
 
 
 def _counted(types: Sequence[int]) -> str:
-    """How many weight types these are; the others are named if they are few."""
+    """The number of these weight types, in words, with the names of the others if they are few."""
     known = _native.kernel_types()
     numbers = {name: getattr(llama_cpp, name) for name in dir(llama_cpp) if name.startswith("GGML_TYPE_")}
     # llama_cpp has no name for BF16.
@@ -162,7 +163,7 @@ def _counted(types: Sequence[int]) -> str:
 
 
 def describe() -> str:
-    """For people: which kernels models get if they are loaded without `kernels=`. Tries nothing that is not wanted.
+    """The kernels of models that are loaded without `kernels=`, in words. Tries nothing that is not wanted.
     Raises ValueError as `require_choice` does."""
     if require_choice(None) == "stock":
         return f"llama.cpp's own; {VARIABLE} is stock"

@@ -12,7 +12,7 @@ LLAMA_CPP = "llama-cpp-python"
 
 @contextlib.contextmanager
 def at_level(name: str, level: int) -> Iterator[None]:
-    """A logger of `logging` has this level inside."""
+    """A block in which a logger of `logging` has this level."""
     logger = logging.getLogger(name)
     before = logger.level
     logger.setLevel(level)
@@ -23,7 +23,7 @@ def at_level(name: str, level: int) -> Iterator[None]:
 
 
 def silenced(*, unless_verbose: bool = False) -> contextlib.AbstractContextManager[None]:
-    """Nothing of llama.cpp's log is printed inside; `unless_verbose`: if no model was loaded with verbose=True.
-    Until a first model is loaded, llama-cpp-python prints everything."""
+    """A block in which llama.cpp's log is not printed; with `unless_verbose` only if no model was loaded with
+    verbose=True. Until a first model is loaded, llama-cpp-python prints everything."""
     is_verbose = logging.getLogger(LLAMA_CPP).level == logging.DEBUG
     return at_level(LLAMA_CPP, logging.DEBUG if unless_verbose and is_verbose else logging.CRITICAL + 1)

@@ -15,7 +15,8 @@ from pyfly_cpp.machine import groups, log
 from pyfly_cpp.machine.files import files_of_model
 
 _MOST_SIMULATED = 2**18
-"""Cells. llama.cpp fills a list of all of them; a larger context takes as much more as a half of these."""
+"""Most cells of the context that is simulated, because llama.cpp fills a list of all of them. The size of a larger one
+is extrapolated from this one and one of half its size."""
 
 
 def simulated_context(path: str, model_params: Any, context_params: Any, n_texts: int, n_ctx: int) -> int | None:
@@ -90,5 +91,5 @@ def _free_of_system() -> int | None:
 
 
 def in_words(n_bytes: int) -> str:
-    """A size for people."""
+    """A number of bytes in words: "1.1 GB"."""
     return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.1f} MB"

@@ -77,7 +77,7 @@ class Placement:
             raise ValueError("RPC servers take whole layers; leave out split_mode, or rpc_servers and their devices.")
 
     def describe(self) -> list[list[object]]:
-        """What costs hang on, fit for JSON; empty if llama.cpp chooses."""
+        """The devices as costs depend on them, ready for JSON; empty if llama.cpp chooses."""
         return [[device.backend, device.name, device.memory_total] for device in self._devices or ()] or (
             [] if self._devices is None else [["CPU"]]
         )

@@ -1,4 +1,4 @@
-"""Which process an object's threads belong to."""
+"""The process that an object's threads belong to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Process:
     and whoever waited for one of them would wait for ever; what it asked of the GPU would end it."""
 
     def __init__(self, owner: str) -> None:
-        """`owner`: the object's class, for people."""
+        """`owner`: the name of the object's class, for messages."""
         self._owner = owner
         self._pid = os.getpid()
 

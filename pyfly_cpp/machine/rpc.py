@@ -17,17 +17,17 @@ PROTOCOL = (7, 0)
 same major number and no higher minor one."""
 
 _SECONDS = 5.0
-"""How long an answer is waited for."""
+"""Longest wait for an answer of a server."""
 
 _DEVICE_MEMORY, _HELLO, _DEVICE_COUNT = 11, 14, 15
-"""Commands of the protocol. A request is the command, the size of what follows (8 bytes) and that; an answer is its
-size (8 bytes) and that. Numbers are little-endian."""
+"""Commands of the protocol. A request is the command, the size of its content (8 bytes) and the content. An answer is
+the size of its content (8 bytes) and the content. Numbers are little-endian."""
 
 _N_CAPABILITIES = 24
 """Bytes that announce what a side can do besides TCP."""
 
 _connected: dict[str, list[Device]] = {}
-"""Servers that llama.cpp in this process knows."""
+"""Devices of the servers that llama.cpp in this process is connected to, by address."""
 
 
 def split_address(text: str) -> tuple[str, int]:
@@ -111,7 +111,7 @@ def _connection(name: str) -> socket.socket:
 
 
 def _answer(stream: Any, command: int, request: bytes = b"") -> bytes:
-    """Raises OSError, struct.error."""
+    """The content of the server's answer to a command. Raises OSError or struct.error."""
     stream.write(struct.pack("<BQ", command, len(request)) + request)
     stream.flush()
     (n,) = struct.unpack("<Q", stream.read(8))

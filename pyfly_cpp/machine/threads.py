@@ -1,4 +1,4 @@
-"""How many threads to decode with: the default, and what is possible."""
+"""Numbers of threads for decoding: the default, and the limits."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ THREAD_COUNTS = ("n_threads", "n_threads_batch")
 """Arguments of llama_cpp.Llama: threads for one token, and for batches."""
 
 AUTO = "auto"
-"""In place of a thread count: as many as help under the load of the machine, the physical cores at most."""
+"""A word in place of a thread count: as many threads as help under the load of the machine, the physical cores at
+most."""
 
 _NEARLY_A_CORE = 0.4
-"""What a quota may lack of another core. With less, all threads stop until the next period: two threads were 0.95 times
-as fast as one with a quota of 1.5 CPUs, and 1.14 times with 1.8."""
+"""Share of a CPU that a quota may lack for another thread. With less, all threads stop until the next period:
+two threads were 0.95 times as fast as one with a quota of 1.5 CPUs, and 1.14 times with 1.8."""
 
 
 def require_threads(n: Any, name: str = "n_threads") -> int:

@@ -1,4 +1,4 @@
-"""Bringing models of the hub onto this machine."""
+"""Fetching models of the hub."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyfly_cpp.models import hub
 _ATTEMPTS = 5
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, and how many of how many bytes are done."""
+"""Called with a name for the work, the bytes done, and all bytes."""
 
 
 def fetch(name: str, on_progress: Progress | None = None) -> Path:

@@ -22,7 +22,7 @@ class Here(NamedTuple):
     name: str
     """The word for --model."""
     size: int
-    """Bytes, all parts of a split model together."""
+    """Size in bytes, all parts of a split model together."""
     path: Path
 
 

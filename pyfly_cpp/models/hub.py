@@ -22,7 +22,7 @@ from pyfly_cpp.machine.files import files_in
 
 PREFIX = "hf:"
 USUAL = ("Q4_K_M", "Q8_0", "Q4_0", "F16", "BF16")
-"""What a name without a type means: the first of these that there is."""
+"""The types that a name without one can mean; the first that the repository has."""
 
 _SECONDS = 20  # for the hub's answer
 _PART = re.compile(r"-(\d{5})-of-(\d{5})$")
@@ -34,7 +34,7 @@ class HubName(NamedTuple):
     """A name, taken apart."""
 
     repo: str
-    """OWNER/REPO."""
+    """The repository, OWNER/REPO."""
     file: str | None = None
     type: str | None = None
 
@@ -57,13 +57,13 @@ class HubModel(NamedTuple):
     """A model of a repository: the files that belong together."""
 
     type: str
-    """In capitals; empty if the name does not contain it."""
+    """The type in capitals, from the file's name; empty if that does not contain one."""
     files: tuple[HubFile, ...]
-    """In their order: the first is the one to load."""
+    """Its files in the order of the parts; the first is the one to load."""
 
     @property
     def size(self) -> int:
-        """Bytes of all parts."""
+        """Size of all parts, bytes."""
         return sum(file.size for file in self.files)
 
     @property
@@ -79,7 +79,7 @@ class Listing:
     repo: str
     models: tuple[HubModel, ...]
     licence: str
-    """As on its page, such as `apache-2.0`; empty: not at all."""
+    """The licence as the page names it, such as `apache-2.0`; empty if it names none."""
     is_gated: bool
     """Whether its owner wants terms to be accepted first."""
 
@@ -232,8 +232,8 @@ def refusal(name: str, error: Exception) -> PyflyError:
 
 
 def is_of_connection(error: Exception) -> bool:
-    """Whether there was no answer, or half of one: an error of the HTTP library that huggingface_hub uses, not its own
-    about an answer."""
+    """Whether the connection failed, so that there was no whole answer: an error of the HTTP library that
+    huggingface_hub uses, not its own about an answer."""
     library = type(error).__module__.partition(".")[0]
     return isinstance(error, ConnectionError) or library in ("httpx", "httpx2", "httpcore", "requests", "urllib3")
 

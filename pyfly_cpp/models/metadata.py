@@ -1,4 +1,4 @@
-"""What llama.cpp knows of a model without its weights."""
+"""The metadata of a GGUF file, as llama.cpp reads it without the weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pyfly_cpp import _native
 from pyfly_cpp.machine import log, memory
 
 TARGET_KEY = "pyfly.target.fingerprint"
-"""Where the file of a head that pyfly-cpp has trained names its target: by its `fingerprint`."""
+"""The key under which a head that pyfly-cpp has trained names its target, by its `fingerprint`."""
 
 
 _ENDS = 1 << 22
@@ -70,7 +70,7 @@ def _as_in_names(described: str) -> str:
 
 
 def fingerprint(path: Path) -> str:
-    """Tells a file from others, in hexadecimal: of its size, its first and its last 4 MiB."""
+    """An identity of a file's content in hexadecimal: a hash of its size, its first and its last 4 MiB."""
     n = path.stat().st_size
     digest = hashlib.sha256(str(n).encode())
     with path.open("rb") as file:

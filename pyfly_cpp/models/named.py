@@ -73,8 +73,8 @@ def resolve_model(text: str | os.PathLike[str]) -> Path:
 
 
 def model_file(path: str | os.PathLike[str]) -> str:
-    """A path as it is; for a name (`resolve_model`), the model's file. A file that has such a name goes before the
-    model.
+    """The path of a model: a path as it is, for a name (`resolve_model`) the model's file. A file with such a name has
+    precedence.
 
     Raises:
         ValueError: there is no model of that name, or it is not fetched yet.

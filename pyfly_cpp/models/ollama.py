@@ -11,7 +11,7 @@ from pathlib import Path
 from pyfly_cpp.machine.files import files_in
 
 PREFIX = "ollama:"
-"""Before a name of Ollama, for --model."""
+"""Prefix of Ollama's names in --model."""
 
 _LIBRARY = "registry.ollama.ai/library/"
 _MODEL = "application/vnd.ollama.image.model"

@@ -22,17 +22,17 @@ class Pair:
     """A family of models, and what drafts for it."""
 
     family: str
-    """For people."""
+    """Name of the family."""
     pattern: str
-    """Regular expression that file names of its larger members match, in lower case."""
+    """Regular expression for the file names of its larger members, in lower case."""
     draft: str | None
     """A name of hub.py, with its type; None: the models carry a head of their own."""
     targets: tuple[str, ...] = ()
     """Repositories of the hub with larger models of the family as GGUF files. There are many more."""
     size: int = 0
-    """Bytes of the draft, about."""
+    """Approximate size of the draft in bytes."""
     licence: str = ""
-    """The draft's."""
+    """Licence of the draft."""
     note: str = ""
 
 
@@ -102,7 +102,7 @@ PAIRS = (
         "Apache-2.0",
     ),
 )
-"""The first whose pattern matches counts."""
+"""The families; the first whose pattern matches a name is meant."""
 
 
 def published_pair(model: str | os.PathLike[str]) -> Pair | None:

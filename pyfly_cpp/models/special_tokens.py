@@ -14,7 +14,7 @@ from typing import Any
 import llama_cpp
 
 LEAST = 2**14
-"""Bytes of a text that may take long."""
+"""Least bytes of a text that may take long."""
 _MANY = 512  # special tokens, which take llama.cpp some milliseconds
 _RETRY = 64  # special tokens after which it is tried again to cut
 _LONG = 256  # bytes of the longest special token of vocabularies whose texts are cut
@@ -29,8 +29,8 @@ class SpecialTokens:
         """
         Args:
             vocab: A llama_vocab.
-            metadata: Of the model's file.
-            special: Whether tokens that control the model are also looked for.
+            metadata: Reads a value of the model's file by its key.
+            special: Whether control tokens are also looked for.
         """
         hidden = 0 if special else llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
         wanted = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN \

@@ -29,7 +29,7 @@ _OWN_CODE = frozenset({
     "trillion",
 })
 # fmt: on
-"""Values of tokenizer.ggml.pre whose texts llama.cpp splits by code of its own."""
+"""Values of tokenizer.ggml.pre for which llama.cpp splits texts without std::regex."""
 
 T = TypeVar("T")
 
@@ -38,8 +38,8 @@ def tokenized(tokenize: Callable[[], T], text: bytes, metadata: Mapping[str, str
     """Calls `tokenize`, which hands the text to llama.cpp, if there is stack enough for it.
 
     Args:
-        text: What it tokenizes.
-        metadata: Of the model's file.
+        text: The text, in bytes.
+        metadata: Reads a value of the model's file by its key.
 
     Raises:
         ValueError: there is no such stack.
