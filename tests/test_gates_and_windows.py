@@ -17,16 +17,14 @@ from pyfly_cpp._native import CallbackDrafter, ScriptedTarget
 from pyfly_cpp.decoding.drafters import DRAFTERS, WORDS, options_of, require_drafters
 from pyfly_cpp.decoding.gates import (
     FORMS,
-    KNOBS,
-    N_RUNGS,
     AllOf,
     AnyOf,
     ExactFirst,
     NoRepeat,
     Relaxed,
     Typical,
+    at_thresholds,
     examples,
-    ladder,
     parse_gate,
     require_gate,
     why_all,
@@ -125,10 +123,19 @@ def test_out_of_range(make):
         make()
 
 
-@pytest.mark.parametrize("word", KNOBS)
-def test_ladders_begin_at_exact_decoding_and_loosen(word):
-    knob, gates = KNOBS[word], ladder(word)
-    ends = [] if math.isnan(knob.exact) else [dataclasses.replace(gates[0], **{knob.field: knob.exact})]
+SWEPT = {
+    "margin": (0.0, (0.075, 0.3, 1.2)), "entropy": (1.1, (0.6, 0.3, 0.0)),
+    "entropy-normalized": (1.0, (0.3, 0.07, 0.0)),
+    "typical": (None, (0.3, 0.09, 0.0)), "relaxed": (0.0, (0.02, 0.2, 1.0)), "fuzzy-js": (0.0, (0.05, 0.4, 0.7)),
+    "fuzzy-tv": (0.0, (0.05, 0.4, 1.0)), "rfsd-js": (0.0, (0.05, 0.4, 0.7)),
+}  # fmt: skip
+"""Words of gates: the threshold that accepts as exact matching does, if one does, and others from strict to loose."""
+
+
+@pytest.mark.parametrize("word", SWEPT)
+def test_thresholds_loosen(word):
+    exact, loose = SWEPT[word]
+    gates = at_thresholds(word, loose if exact is None else (exact, *loose))
     rng = np.random.default_rng(3)
     rows = rng.normal(scale=2, size=(401, 10)).astype(np.float32)
     drafts = (rows[:400] + rng.normal(scale=1, size=(400, 10))).astype(np.float32)
@@ -136,15 +143,11 @@ def test_ladders_begin_at_exact_decoding_and_loosen(word):
 
     def n_loose(gate):
         window = None if gate.draws else Window(0)
-        reasons = [d.reason for d in verify(rows, draft, gate, window, draft_logits=drafts).decisions]
-        return reasons.count("loose"), reasons.count("gate")
+        return [d.reason for d in verify(rows, draft, gate, window, draft_logits=drafts).decisions].count("loose")
 
-    counts = [n_loose(gate) for gate in (*ends, *gates)]
-    assert 4 <= len(gates) <= N_RUNGS and [parse_gate(str(gate)) for gate in gates] == gates
-    assert counts == sorted(counts, key=lambda n: n[0]) and counts[-1][0] > 20
-    assert not ends or counts[0][0] == 0
-    if knob.loosest is not None:
-        assert counts[-1][1] == 0 and getattr(gates[-1], knob.field) == knob.loosest
+    counts = [n_loose(gate) for gate in gates]
+    assert [parse_gate(str(gate)) for gate in gates] == gates
+    assert counts == sorted(counts) and counts[-1] > 20 and (exact is None or counts[0] == 0)
     if word.endswith(("-js", "-tv")):
         assert [why_all(gate, 8) is None for gate in gates] == [True] * (len(gates) - 1) + [False]
 
@@ -152,9 +155,9 @@ def test_ladders_begin_at_exact_decoding_and_loosen(word):
 @pytest.mark.parametrize(
     ("word", "hint"), [("margn", "Did you mean 'margin'"), ("exact-first", "no gate with"), ("all", "typical")]
 )
-def test_gates_without_a_ladder(word, hint):
+def test_gates_without_a_threshold(word, hint):
     with pytest.raises(ValueError, match=hint):
-        ladder(word)
+        at_thresholds(word, [0.3])
 
 
 def test_defaults_of_across_rounds():

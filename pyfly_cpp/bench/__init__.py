@@ -1,1 +1,1 @@
-"""Measuring speed: prompts, interleaved measurement, tables and plots; and tuning, which rests on them."""
+"""Measuring speed: prompts, interleaved measurement, sweeps of a threshold, tables and plots."""

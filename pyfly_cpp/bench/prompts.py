@@ -1,8 +1,7 @@
 """Prompt sets: a small one of our own, any JSONL, and Spec-Bench's format.
 
 A row has a `prompt` (text) or `turns` (texts, one after the other in one conversation). If present, `id`,
-`category`, `prompt_id` (the same in rows that are forms of one prompt) and, by tuning, `answer` (a text that a right
-output contains) are used.
+`category` and `prompt_id` (the same in rows that are forms of one prompt) are used.
 """
 
 from __future__ import annotations
@@ -29,8 +28,6 @@ class BenchPrompt:
     """Empty if the row names none."""
     turns: tuple[str, ...]
     """The user's messages, turn by turn."""
-    answer: str = ""
-    """A text that a right output contains; empty if it is not known."""
     group: str = ""
     """Prompts of one group are forms of one prompt, and not independent; empty: this one stands alone."""
 
@@ -79,7 +76,7 @@ def _read(where: Where) -> BenchPrompt:
     return BenchPrompt(name, more[0], tuple(turns), *more[1:])
 
 
-_OPTIONAL = ("category", "answer", "prompt_id")
+_OPTIONAL = ("category", "prompt_id")
 
 
 def pick_prompts(prompts: list[BenchPrompt], n: int | None) -> list[BenchPrompt]:

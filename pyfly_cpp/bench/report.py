@@ -10,7 +10,7 @@ from typing import Any
 
 from pyfly_cpp.bench.measure import Measured, Memory, Summary, summarise
 from pyfly_cpp.bench.parallel import Load
-from pyfly_cpp.bench.tune import Budget, Tuned, frontier
+from pyfly_cpp.bench.sweep import Point
 from pyfly_cpp.decoding import Decoding, short_names
 from pyfly_cpp.decoding.gates import FORMS
 from pyfly_cpp.errors import counted
@@ -163,6 +163,19 @@ def tables(measured: Sequence[Measured], memory: Mapping[str, Memory], chat: str
     return out
 
 
+def sweep_cells(points: Sequence[Point]) -> Cells:
+    """Head and body of the table of a gate's thresholds."""
+    head = ["threshold", "x exact [95% CI]", "tokens per step", "loose", "agreement with exact [95% CI]"]
+    body = [
+        [
+            one.setting, interval(one.summary.speedup_exact), _number(one.summary.mean_accepted, 2),
+            percent(one.summary.loose_rate), interval(one.agreement),
+        ]
+        for one in points
+    ]  # fmt: skip
+    return head, body
+
+
 def page(title: str, facts: Sequence[str], tables: Sequence[Cells], note: str) -> str:
     """Facts, tables and a note as a Markdown page."""
     lines = [f"# {title}", "", *[f"- {fact}" for fact in facts], ""]
@@ -175,6 +188,12 @@ NOTE = (
     "Speed is that of decoding: total tokens over total seconds, without the prompt and the first step. Settings took "
     "turns on every prompt. 95% confidence intervals: percentile bootstrap over prompts. They do not hold for other "
     "machines, models or prompts."
+)
+
+
+SWEEP_NOTE = (
+    "Agreement is the share of tokens that an output has in common with the exact one, in order; other words lower it, "
+    "also if they mean the same."
 )
 
 
@@ -192,8 +211,9 @@ def require_matplotlib() -> None:
         raise ValueError("plots need matplotlib; install it with `pip install 'pyfly-cpp[plot]'`.")
 
 
-def plot(measured: Sequence[Measured], title: str) -> bytes:
-    """A PNG: speedup by category, and speed against the threshold of gates that occur with several.
+def plot(measured: Sequence[Measured], title: str, swept: Sequence[Point] = ()) -> bytes:
+    """A PNG: speedup by category, speed against the threshold of gates that occur with several, and of a sweep
+    speed against agreement.
 
     Raises:
         ValueError: matplotlib is not installed.
@@ -202,7 +222,8 @@ def plot(measured: Sequence[Measured], title: str) -> bytes:
     base = "plain" if any(m.setting == "plain" for m in measured) else "exact"
     overall = {s.setting: s for s in summarise(measured)}
     curves = _by_threshold(list(overall))
-    figure, axes = pyplot.subplots(1, 2 if curves else 1, figsize=(14 if curves else 9, 5), squeeze=False)
+    n_panels = 1 + bool(curves) + bool(swept)
+    figure, axes = pyplot.subplots(1, n_panels, figsize=(4 + 5 * n_panels, 5), squeeze=False)
     names = ["all", *categories(measured)]
     shown = [setting for setting in overall if setting != base]
     short = short_names(shown)
@@ -237,32 +258,26 @@ def plot(measured: Sequence[Measured], title: str) -> bytes:
         axis.set_xlabel("threshold of the gate (nats; entropy-normalized: share of ln V)")
         axis.set_ylabel(f"tokens/s{', 95% interval' if has_intervals else ''}")
         axis.legend(fontsize="small")
+    if swept:
+        _draw_agreement(axes[0][-1], swept)
     figure.suptitle(title, y=0.99)
-    return _png(figure)
+    figure.tight_layout()
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110)
+    pyplot.close(figure)
+    return buffer.getvalue()
 
 
-def plot_frontier(tuned: Tuned, budget: Budget) -> bytes:
-    """A PNG: speed against agreement of what was tuned. Raises ValueError as `plot` does."""
-    figure, axis = _pyplot().subplots(figsize=(9, 6))
-    best = frontier(tuned.candidates)
-    for c in tuned.candidates:
-        color = "C2" if c.within(budget) else "C3"
-        axis.plot(c.agreement.estimate, c.speedup.estimate, "o", color=color, alpha=0.5)
-        if math.isfinite(c.speedup.low):
-            axis.vlines(c.agreement.estimate, c.speedup.low, c.speedup.high, color=color, alpha=0.2)
-    places = [(c.agreement.estimate, c.speedup.estimate) for c in best]
-    axis.plot(*zip(*places), ".-", color="black", alpha=0.5, label="frontier")
-    for c, place in zip(best, places):
-        axis.annotate(str(c.setting), place, fontsize=8, xytext=(4, 4), textcoords="offset points")
-    chosen = tuned.chosen
-    axis.plot(chosen.agreement.estimate, chosen.speedup.estimate, "s", color="black", label=f"chosen: {chosen.setting}")
-    axis.axvline(budget.agreement, color="grey", linestyle="--", label="budget")
-    axis.set_xlabel("agreement with the exact output")
-    has_intervals = any(math.isfinite(c.speedup.low) for c in tuned.candidates)
-    axis.set_ylabel(f"speed over exact{', 95% interval' if has_intervals else ''}")
-    axis.set_title(counted(tuned.n_prompts, "prompt"))
-    axis.legend()
-    return _png(figure)
+def _draw_agreement(axis: Any, points: Sequence[Point]) -> None:
+    axis.plot([one.agreement.estimate for one in points], [one.speedup for one in points], "o-", alpha=0.7)
+    for one in points:
+        place = one.agreement.estimate, one.speedup
+        axis.annotate(one.setting, place, fontsize=8, xytext=(4, 4), textcoords="offset points")
+        over = one.summary.speedup_exact
+        if over is not None and math.isfinite(over.low):
+            axis.vlines(place[0], over.low, over.high, color="grey", linewidth=1)
+    axis.set_xlabel("agreement with the exact outputs")
+    axis.set_ylabel("speedup over exact")
 
 
 def _pyplot() -> Any:
@@ -275,18 +290,10 @@ def _pyplot() -> Any:
     return pyplot
 
 
-def _png(figure: Any) -> bytes:
-    figure.tight_layout()
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110)
-    _pyplot().close(figure)
-    return buffer.getvalue()
-
-
 def _by_threshold(settings: Sequence[str]) -> dict[str, list[tuple[float, str]]]:
     """Settings that differ in their gate's threshold alone, by what they have in common."""
     curves: dict[str, list[tuple[float, str]]] = {}
-    places = {form.word: list(form.numbers).index(form.knob.field) for form in FORMS if form.knob and form.numbers}
+    places = {form.word: list(form.numbers).index(form.threshold) for form in FORMS if form.numbers and form.threshold}
     for setting in settings:
         gate, space, others = setting.partition(" ")
         word, *numbers = gate.split(":")

@@ -25,7 +25,6 @@ _COMMANDS = {
     "serve": ("serve", "Serve a model to programs, and on a web page."),
     "bench": ("bench", "Measure the speed without drafts and with them."),
     "eval": ("evaluate", "Measure the quality of answers, and the speed, on a task."),
-    "tune": ("tune", "Find the fastest setting within a budget of changed answers."),
     "explain": ("explain", "Write a page that shows how each token was produced."),
     "heads": ("heads", "Train a head that drafts for a model."),
     "doctor": ("doctor", "Show versions and devices, and whether a model and a draft fit."),
@@ -33,6 +32,8 @@ _COMMANDS = {
 }
 """For each command its module in this package, imported when the command is used, and its line in the help."""
 
+_GONE = {"tune": "`bench --sweep margin` measures the thresholds of a gate and, with --write-preset, writes a preset"}
+"""Commands of earlier versions, and what is there instead."""
 
 _MAX_CHARS = 1000
 """The longest error that is shown."""
@@ -58,6 +59,8 @@ class _Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and args[0] not in _COMMANDS:
+            if args[0] in _GONE:
+                ctx.fail(f"The command {args[0]} is no longer there: {_GONE[args[0]]}.")
             hint = did_you_mean(args[0], _COMMANDS) or f" Commands: {', '.join(_COMMANDS)}."
             ctx.fail(f"No such command {args[0]!r}.{hint}")
         return super().resolve_command(ctx, args)

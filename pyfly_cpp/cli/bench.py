@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,18 +17,22 @@ from pyfly_cpp.bench.journal import Journal, place
 from pyfly_cpp.bench.measure import Key, Measured, Memory, measure, measure_memory, summarise
 from pyfly_cpp.bench.parallel import measure_parallel, require_enough, summarise_loads
 from pyfly_cpp.bench.prompts import BUILT_IN, BenchPrompt, pick_prompts, read_prompts
+from pyfly_cpp.bench.sweep import Point, fastest, make_preset, points_of, read_sweep
 from pyfly_cpp.cli import describe, if_interrupted
 from pyfly_cpp.cli.headings import HeadedCommand, declares, number
-from pyfly_cpp.cli.kinds import PARALLEL_COUNTS, Int
+from pyfly_cpp.cli.kinds import PARALLEL_COUNTS, Int, Real, Written
 from pyfly_cpp.cli.loading import MODEL_ARGUMENT, Models, model_options
-from pyfly_cpp.cli.measuring import choose_settings, open_session, require_outputs, show_table
+from pyfly_cpp.cli.measuring import Session, choose_settings, open_session, require_outputs, show_table
 from pyfly_cpp.cli.options import SAMPLING_OPTIONS
 from pyfly_cpp.cli.progress import progress_bar
 from pyfly_cpp.cli.terminal import note, write, write_sentences
 from pyfly_cpp.decoding import Decoding, as_in_chat, short_names, written
+from pyfly_cpp.decoding.gates import Gate
+from pyfly_cpp.decoding.presets import Preset, save_preset
 from pyfly_cpp.errors import counted
 from pyfly_cpp.evaluation.generation import Sampling
-from pyfly_cpp.evaluation.statistics import for_json
+from pyfly_cpp.evaluation.report import interval
+from pyfly_cpp.evaluation.statistics import MIN_GROUPS, for_json
 from pyfly_cpp.machine.files import sha256, write_atomically
 
 HELP = f"""Measure the speed of plain, exact and loose decoding on the same prompts.
@@ -37,19 +42,28 @@ Example:
   pyfly-cpp bench -m target.gguf -d draft.gguf -s margin:0.3 -s entropy:0.3
   pyfly-cpp bench -m target.gguf -s "exact lookup" \\
       --prompts spec_bench.jsonl --limit 24 -o speed.json
+  pyfly-cpp bench -m target.gguf --sweep margin:0.1,0.3,1 \\
+      --least-agreement 0.9 --write-preset mine.json
 
 {written("adaptive (the governor, as in chat),")}
 
 Prompts: a .txt file with one on each line, or JSONL with `prompt` or `turns`, and optionally `category` (Spec-Bench's
 format); by default, twelve built-in ones. With a --temperature, each prompt of each pass has its own seed, from --seed
-on, the same for all settings. Each measurement is saved immediately: run the same command (without --force) to resume.
-Speed is only half of the truth: `pyfly-cpp eval` measures the other half. Close other programs first: a single busy one
-makes every number wrong."""
+on, the same for all settings. --sweep measures thresholds of one gate, and how far outputs stray from exact ones. It
+chooses none: name one for the preset, or say how much of an answer may change. Each measurement is saved immediately:
+run the same command (without --force) to resume. Speed is only half of the truth: `pyfly-cpp eval` measures the other
+half. Close other programs first: a single busy one makes every number wrong."""
 
 
 _OPTIONS = [
     click.option("-s", "--setting", "settings", multiple=True, metavar="TEXT",
                  help="A setting to measure; can be repeated."),
+    click.option("--sweep", "swept", type=Written("sweep", read_sweep), metavar="GATE[:X,X,...]",
+                 help="Also measure thresholds of one gate: margin, or margin:0.1,0.3,1."),
+    number("--threshold", kind=Real(), help="The threshold of --sweep that --write-preset writes."),
+    number("--least-agreement", kind=Real(0, 1), help="It writes the fastest threshold that agrees with exact this "
+           "much and is surely faster, else exact."),
+    click.option("--write-preset", "preset_file", metavar="FILE", help="Write one threshold of --sweep as a preset."),
     click.option("--without-plain", is_flag=True, help="Leave out plain decoding."),
     click.option("--prompts", "prompt_file", metavar="FILE",
                  help="Prompts, .txt or JSONL.  [default: twelve built-in ones]"),
@@ -74,6 +88,10 @@ _OPTIONS = [
 @model_options
 def command(
     settings: tuple[str, ...],
+    swept: dict[float, Gate] | None,
+    threshold: float | None,
+    least_agreement: float | None,
+    preset_file: str | None,
     without_plain: bool,
     prompt_file: str | None,
     limit: int | None,
@@ -90,11 +108,16 @@ def command(
     models: Models,
 ) -> None:
     if_interrupted(f"Run the same command{', without --force,' if force else ''} to resume.")
-    chosen = choose_settings(models, settings, without_plain, [as_in_chat(temperature)])
+    gates = swept or {}
+    wanted = [*settings, *(str(Decoding(gate)) for gate in gates.values())]
+    chosen = choose_settings(models, wanted, without_plain, [as_in_chat(temperature)])
     path = Path(prompt_file) if prompt_file else BUILT_IN
     prompts = pick_prompts(read_prompts(path), limit)
-    require_outputs((output, markdown_file), force, plot_file)
+    _require_choice(gates, threshold, least_agreement, preset_file, prompts)
+    require_outputs((output, markdown_file, preset_file), force, plot_file)
     if counts:
+        if gates:
+            raise ValueError("--sweep measures one request alone; leave out --sweep or --parallel.")
         if plot_file:
             raise ValueError("--plot shows one request alone; leave out --plot or --parallel.")
         require_enough(prompts, counts)
@@ -113,7 +136,12 @@ def command(
             measured = measure_parallel(session.generator, prompts, chosen, counts, *how)
         else:
             measured = measure(session.generator, prompts, chosen, *how)
-    found = _several(measured, counts, prompts) if counts else _alone(measured, memory, str(as_in_chat(temperature)))
+    points = points_of(measured, gates.values()) if gates else []
+    found = (
+        _several(measured, counts, prompts)
+        if counts
+        else _alone(measured, memory, str(as_in_chat(temperature)), points)
+    )
     title = f"Speed of {models.model.name}"
     starts = (journal.machines if journal else []) or [session.machine]
     facts = [
@@ -143,7 +171,7 @@ def command(
                 markdown_file, report.page(title, facts, found.tables, f"{found.note}\n\n{found.verdict}".strip())
             )
         if plot_file:
-            write_atomically(plot_file, report.plot(measured, title))
+            write_atomically(plot_file, report.plot(measured, title, points))
     finally:  # also where a file could not be written
         if as_json:
             write(text)
@@ -155,8 +183,71 @@ def command(
             write_sentences(found.note)
             if found.verdict:
                 write_sentences(f"\n{found.verdict}")
+    if preset_file:
+        chosen_gate = None if threshold is None else gates[threshold]
+        preset = _preset(points, chosen_gate, least_agreement, facts, session, models)
+        note(preset.claim["sentence"])
+        save_preset(preset, preset_file, force)
+        note(f"Written to {preset_file}\nTo use it:\n  pyfly-cpp chat --preset {shlex.quote(preset_file)}")
     if journal is not None:
         journal.close()
+
+
+def _require_choice(
+    gates: Mapping[float, Gate],
+    threshold: float | None,
+    least_agreement: float | None,
+    preset_file: str | None,
+    prompts: Sequence[BenchPrompt],
+) -> None:
+    """Raises ValueError if it cannot be said, or could not be shown, which threshold a preset is to have."""
+    if not preset_file:
+        if threshold is not None or least_agreement is not None:
+            raise ValueError("--threshold and --least-agreement are for --write-preset; give it a file.")
+        return
+    if not gates:
+        raise ValueError("--write-preset writes a threshold of --sweep; add, for example, --sweep margin.")
+    if (threshold is None) == (least_agreement is None):
+        raise ValueError("--write-preset needs either --threshold or --least-agreement: no threshold is best for all.")
+    if threshold is not None and threshold not in gates:
+        known = ", ".join(f"{one:g}" for one in gates)
+        raise ValueError(f"--threshold {threshold:g} is none of those of --sweep, which are {known}.")
+    if least_agreement is not None and len({prompt.unit for prompt in prompts}) < MIN_GROUPS:
+        raise ValueError(f"--least-agreement needs at least {MIN_GROUPS} prompts, better 8 to 16: fewer show nothing.")
+
+
+def _preset(
+    points: list[Point],
+    gate: Gate | None,
+    least_agreement: float | None,
+    facts: list[str],
+    session: Session,
+    models: Models,
+) -> Preset:
+    """The preset of this gate; None: of what is fastest with so much agreement."""
+    if gate is not None:
+        point = next(one for one in points if one.setting == str(Decoding(gate)))
+        why = "as asked for"
+    else:
+        point = fastest(points, least_agreement or 0.0)
+        why = f"the fastest with an agreement of at least {least_agreement:g} that is surely faster than exact"
+        if point is points[0]:
+            why = f"because no threshold has an agreement of at least {least_agreement:g} and is surely faster"
+    sentence = f"The preset is {point.setting}, {why}."
+    if point is not points[0]:
+        sentence += (
+            f" It was {interval(point.summary.speedup_exact)} times as fast as exact, with an agreement of "
+            f"{interval(point.agreement)}. These are the prompts it was chosen on; others may give less."
+        )
+    claim = {
+        "sentence": sentence,
+        "facts": facts,
+        "n_prompts": point.summary.n_prompts,
+        "measured": {**for_json(point.summary), "agreement": for_json(point.agreement)},
+        "machine": session.machine,
+        "models": session.models,
+    }
+    return make_preset(Decoding.parse(point.setting), models.model, session.generator.drafters, claim)
 
 
 def _open_journal(
@@ -210,14 +301,19 @@ class Found(NamedTuple):
     """Further fields of the JSON."""
 
 
-def _alone(measured: list[Measured], memory: dict[str, Memory], chat: str) -> Found:
-    record = {
+def _alone(measured: list[Measured], memory: dict[str, Memory], chat: str, points: list[Point]) -> Found:
+    record: dict[str, Any] = {
         "memory_mib": for_json(memory),
         "summaries": for_json(summarise(measured)),
         "by_category": {category: for_json(summarise(measured, category)) for category in report.categories(measured)},
     }
     verdict = report.verdict(summarise(measured), chat)
-    return Found(report.tables(measured, memory, chat), report.NOTE, verdict, [], {**record, "verdict": verdict})
+    tables, said = report.tables(measured, memory, chat), report.NOTE
+    if points:
+        record["sweep"] = for_json(points)
+        tables.append(report.sweep_cells(points))
+        said += f" {report.SWEEP_NOTE}"
+    return Found(tables, said, verdict, [], {**record, "verdict": verdict})
 
 
 def _several(measured: list[Measured], counts: tuple[int, ...], prompts: list[BenchPrompt]) -> Found:

@@ -298,8 +298,9 @@ MEMORY_OPTIONS = [_drafter_option(option) for option in _OF_MEMORY]
 _WHAT: list[Declared] = [
     click.option("-m", "--model", metavar="MODEL", help="GGUF file, or a name of `pyfly-cpp models list`.  "
                  "[default: the preset's, or the demo model]"),
-    click.option("--preset", metavar="PRESET", help=f"{', '.join(SHIPPED)} (how much is accepted loosely), or a file "
-                 "of `pyfly-cpp tune`: its models, drafter, gate and window; options override it."),
+    click.option("--preset", metavar="PRESET", help=f"{', '.join(SHIPPED)} (how much is accepted loosely), or a JSON "
+                 "file, such as `bench --write-preset` writes: its models, drafter, gate and window; options override "
+                 "it."),
     click.option("-d", "--draft", "-md", metavar="FILE",
                  help="Small GGUF model (with --drafter cross, of any vocabulary), or a head."),
     click.option("--drafter", metavar="WORD", type=DRAFTER, default=AUTO,

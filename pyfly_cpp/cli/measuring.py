@@ -1,5 +1,4 @@
-"""Common parts of `eval`, `bench`, `tune` and `explain` on the command line: a loaded model, its conditions, and
-tables."""
+"""Common parts of `eval`, `bench` and `explain` on the command line: a loaded model, its conditions, and tables."""
 
 from __future__ import annotations
 
@@ -100,21 +99,18 @@ def look_at_machine() -> dict[str, Any]:
     return machine
 
 
-def open_session(
-    models: Models, settings: Sequence[Decoding], n_parallel: int | None = None, draft_max: int = 0
-) -> Session:
+def open_session(models: Models, settings: Sequence[Decoding], n_parallel: int | None = None) -> Session:
     """Loads the target and, to see that they fit, all that draft for `settings`; warns if the machine is busy.
 
     Args:
         n_parallel: Texts at a time, each of n_ctx tokens, on a `ParallelGenerator`; None: one after the other.
-        draft_max: The largest K that later settings may have.
 
     Raises:
         ValueError, PyflyError, UsageError: a file is missing or unfit, or options or settings do not go together.
     """
     machine = look_at_machine()
     drafters, reason = models.drafters(settings)
-    generator = models.load(load_generator, drafters, settings, n_parallel, draft_max)
+    generator = models.load(load_generator, drafters, settings, n_parallel)
     drafters = generator.drafters
     llm, default = generator.llm, require_drafters(drafters.of(Decoding()))
     said = {**models.arguments, **models.drafting}

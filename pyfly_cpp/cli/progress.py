@@ -20,26 +20,19 @@ class Advance:
 
     def __init__(self, bar: Bar, n_total: int, what: str, lines: bool) -> None:
         self._bar, self._n_total, self._what, self._lines = bar, n_total, what, lines
-        self._total = self._begun = 0
+        self._begun: int | None = None
         self._told = time.monotonic()
         bar.update(what, 0, n_total)
 
-    def __call__(self, done: int, description: str, new_total: int | None = None, /) -> None:
-        """`done` of the total; a new total begins a new bar."""
-        wanted = new_total or self._total or self._n_total
-        if self._total != wanted:
+    def __call__(self, done: int, description: str, /) -> None:
+        """`done` of the total."""
+        if self._begun is None:
             self._bar.stop()  # what an earlier, interrupted run has done must not look like speed
-            self._total, self._begun = wanted, done - 1
-        self._bar.update(description, done - self._begun, wanted - self._begun)
+            self._begun = done - 1
+        self._bar.update(description, done - self._begun, self._n_total - self._begun)
         if self._lines and not sys.stderr.isatty() and time.monotonic() - self._told >= EVERY:
             self._told = time.monotonic()
-            note(f"{self._what}: {done} of {wanted}")
-
-    def tell(self, text: str) -> None:
-        """A line of its own; the bar begins anew below it."""
-        self._bar.stop()
-        self._total = 0
-        note(text)
+            note(f"{self._what}: {done} of {self._n_total}")
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Presets: how to decode, kept in a file, with the measurement it rests on.
 
-JSON, written by `pyfly-cpp tune` or by hand; SHIPPED come with the package (folder shipped_presets) and have names:
+JSON, written by `pyfly-cpp bench --write-preset` or by hand; SHIPPED come with the package (folder shipped_presets) and
+have names:
 
     {"format": 1,
      "model": "target.gguf",                      optional; relative paths are relative to the preset's folder

@@ -23,7 +23,6 @@ def load_generator(
     drafters: Drafters,
     settings: Sequence[Decoding],
     n_parallel: int | None = None,
-    draft_max: int = 0,
     **arguments: Any,
 ) -> Generator:
     """Loads a target, with its own MTP head if a setting drafts with it, and with room to roll back as deep as any
@@ -31,7 +30,6 @@ def load_generator(
 
     Args:
         n_parallel: Texts at a time, on a `ParallelGenerator`; None: one after the other.
-        draft_max: A K that also needs room.
         **arguments: Of `FlyLlama`.
 
     Raises:
@@ -39,7 +37,7 @@ def load_generator(
     """
     if n_parallel is not None or not any(setting.adaptive and setting.drafter is None for setting in settings):
         drafters = drafters.without_optional()
-    first = _first_drafter(model, drafters, settings, draft_max)
+    first = _first_drafter(model, drafters, settings)
     arguments = {"drafter": first, "adaptive": False, **arguments}
     generator: Generator
     if n_parallel is None:
@@ -50,14 +48,11 @@ def load_generator(
     return generator
 
 
-def _first_drafter(
-    model: str | os.PathLike[str], drafters: Drafters, settings: Sequence[Decoding], draft_max: int
-) -> Drafter | None:
+def _first_drafter(model: str | os.PathLike[str], drafters: Drafters, settings: Sequence[Decoding]) -> Drafter | None:
     """Arguments to load a target with, so that it has its head if one is needed, and room to roll back."""
     wanted = [(require_drafters(drafters.of(setting)), setting.draft_max) for setting in settings]
     own_head = any(has_own_head(parts) for parts, _ in wanted if parts)
     k = max((draft_max_of(part, k or None) for parts, k in wanted for part in parts), default=0)
-    k = max(k, draft_max)
     if own_head:
         return MTP(draft_max=max(1, min(k, _native.inspect_model(os.fspath(model)).mtp_draft_max)))
     return PromptLookup(num_pred_tokens=k, memory=0) if k else None

@@ -1,4 +1,4 @@
-"""One prompt, one setting, one measured generation: what evaluation, benchmark and tuning have in common.
+"""One prompt, one setting, one measured generation: what evaluation and benchmark have in common.
 
 Speed is that of decoding: the tokens after the first step over the seconds after it. The first step's batch also
 holds the end of the prompt, so it is charged to neither; and since the prompt is not timed, settings that are measured

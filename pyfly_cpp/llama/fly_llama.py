@@ -206,7 +206,7 @@ class FlyLlama(CompletingLlama):
         """Loads a model with the settings of a preset (`pyfly_cpp.decoding.presets`).
 
         Args:
-            path: A file (`pyfly-cpp tune` writes them), or the name of an included preset:
+            path: A file (`pyfly-cpp bench --write-preset` writes them), or the name of an included preset:
                 `"fast"` or `"paper"`. Those name no model.
             **overrides: Arguments of `FlyLlama` that override the preset's; `model_path` if it names no model. A gate
                 that has no use for a window leaves out the preset's.

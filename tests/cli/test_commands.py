@@ -407,7 +407,7 @@ def test_a_help_fits_80_columns(run, name):
 # ---- doctor ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["bench", "eval", "tune", "explain"])
+@pytest.mark.parametrize("name", ["bench", "eval", "explain"])
 def test_commands_that_measure_have_a_temperature_of_their_own(run, name):
     words = " ".join(run(name, "--help").out.split())
     assert re.search(r"--temperature, --temp X [^[]*\[default: 0", words) and "in chat the model's own" not in words

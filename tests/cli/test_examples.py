@@ -8,7 +8,6 @@ import shlex
 import pytest
 from documents import fill
 
-from pyfly_cpp.bench import tune as tuning
 from pyfly_cpp.cli import _COMMANDS, loading, models
 
 from .conftest import TARGET
@@ -20,9 +19,8 @@ LESS = {
     (): [],
     ("chat",): ["-t", 1],
     ("complete",): ["-t", 1, "-n", 4],
-    ("bench",): [*LOAD, "-n", 4, "--limit", 1],
+    ("bench",): [*LOAD, "-n", 4, "--limit", 5],
     ("eval",): [*LOAD, "-n", 4, "--limit", 1],
-    ("tune",): [*LOAD, "-n", 2],
     ("explain",): [*LOAD, "-n", 4],
     ("demo",): ["-c", 1024, "-t", 1, "-n", 4],
     ("doctor",): [],
@@ -54,9 +52,6 @@ def test_every_command_is_here():
 def test_the_example_runs(run, tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     fill(tmp_path)
-    monkeypatch.setattr(tuning, "N_RUNGS", 1)
-    monkeypatch.setattr(tuning, "DEPTHS", (4,))
-    monkeypatch.setattr(tuning, "SIZES", ())
     monkeypatch.setattr(models, "fetch_model", lambda *_: TARGET)  # what it does: test_models.py
     monkeypatch.setattr(models.models, "locate", lambda name: TARGET)
     found = list(examples(run(*command, "--help").out))

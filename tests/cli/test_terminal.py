@@ -12,7 +12,6 @@ import pytest
 
 from pyfly_cpp.cli.drafts import paint
 from pyfly_cpp.cli.measuring import show_table
-from pyfly_cpp.cli.progress import progress_bar
 from pyfly_cpp.cli.terminal import Answer, Bar, note, shown, write
 from pyfly_cpp.engine.output import Piece
 from pyfly_cpp.llama.fly_llama import FlyLlama
@@ -178,16 +177,6 @@ def test_a_table_keeps_words_where_there_is_just_enough_room(capsys, monkeypatch
     monkeypatch.setattr("pyfly_cpp.cli.measuring.terminal_width", lambda: 30)
     show_table("", head, body)
     assert "reconverge:6" in capsys.readouterr().out
-
-
-def test_what_is_told_during_a_bar_has_a_line_of_its_own(capsys, terminal):
-    terminal()
-    with progress_bar(3, "tune") as bar:
-        bar(1, "first", 3)
-        bar.tell("Stage 2")
-        bar(1, "second", 5)
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
-    assert re.search(r"(^|[\r\n])Stage 2\n", plain)
 
 
 def test_commands_to_copy_stay_on_their_line(monkeypatch, capsys, terminal):

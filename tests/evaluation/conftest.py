@@ -1,4 +1,4 @@
-"""Tiny models and sample data for the tests of evaluation, bench and tuning."""
+"""Tiny models and sample data for the tests of evaluation and bench."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_reads_turns_and_categories(tmp_path):
     assert read_prompts(path) == [
         BenchPrompt("spec-bench-81", "writing", ("One.", "Two.")),
         BenchPrompt("2", "", ("Three.",)),
-        BenchPrompt("7", "", ("Four.",), "4", "story-5"),
+        BenchPrompt("7", "", ("Four.",), "story-5"),
     ]
 
 

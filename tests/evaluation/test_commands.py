@@ -1,4 +1,4 @@
-"""eval, bench, tune and explain from the command line: what they write, and one sentence for everything that is
+"""eval, bench and explain from the command line: what they write, and one sentence for everything that is
 wrong."""
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def run(model_arguments, monkeypatch, tmp_path):
     return run
 
 
-bench, evaluate, explain, tune = "bench", "eval", "explain", "tune"
+bench, evaluate, explain = "bench", "eval", "explain"
 
 
 def refused(result, *words):
@@ -461,35 +461,54 @@ def test_bench_at_a_temperature(run, tmp_path, more):
     assert plain("b") == plain("c") != plain("d")
 
 
-def test_tune_and_preset(run, tmp_path, monkeypatch):
-    from pyfly_cpp.bench import tune as module
-
-    monkeypatch.setattr(module, "DEPTHS", (4,))
-    monkeypatch.setattr(module, "SIZES", ())
-    prompts = tmp_path / "p.jsonl"
+def test_a_sweep_and_its_preset(run, tmp_path):
+    prompts, preset = tmp_path / "p.jsonl", tmp_path / "preset.json"
     prompts.write_text("".join(json.dumps({"prompt": f"How many are {i} and {i}?"}) + "\n" for i in range(5)))
-    preset = tmp_path / "preset.json"
-    result = run(tune, "--prompts", prompts, "--max-tokens", 16, "-o", preset)
+    arguments = ["--prompts", prompts, "-n", 8, "--sweep", "margin:0.1,2"]
+    result = run(bench, *arguments, "--json", "--threshold", 2, "--write-preset", preset)
     assert result.exit_code == 0, result.output
-    claim = load_preset(preset).claim
-    assert claim["n_prompts"] == 5 and "5 prompts of p.jsonl" in result.stdout and claim["budget"]["agreement"] == 0.8
-    assert "Sampling: greedy." in result.stdout
-    refused(run(tune, "--prompts", prompts, "-o", preset), "exists already", "--force")
-    drawing = ["--temperature", 1.0, "--drafter", "draft", "--gate", "margin", "--until-speed", 99]
-    drawn = run(tune, "--prompts", prompts, "-n", 12, "-o", tmp_path / "drawn.json", "--json", *drawing)
-    assert drawn.exit_code == 0, drawn.output
-    drawn = json.loads(drawn.stdout)
-    assert drawn["budget"]["until_speed"] == 99 and drawn["gates"] == ["margin"]
-    assert drawn["temperature"] == 1.0 and "Sampling: temperature 1, seeds 0 to 4." in drawn["sentence"]
-    tried = {c["setting"].split()[0] for c in drawn["candidates"]}
-    assert {"stochastic", "margin:0.075"} <= tried and not any(name.startswith("entropy") for name in tried)
-    prompts.write_text('{"prompt": "a"}\n')
-    refused(run(tune, "--prompts", prompts, "-o", tmp_path / "q.json"), "at least 5")
-    refused(run(tune, "--prompts", prompts, "--gate", "fuzy-js"), "Did you mean 'fuzzy-js'")
-    assert not (tmp_path / "q.json").exists()
+    record = json.loads(result.stdout)
+    points = {one["setting"]: one["agreement"]["estimate"] for one in record["sweep"]}
+    assert list(points) == ["exact", "margin:0.1", "margin:2"] and points["exact"] == 1 >= points["margin:2"]
+    assert [s["setting"] for s in record["summaries"]] == ["plain", "exact adaptive", *points]
+    loaded = load_preset(preset)
+    assert str(loaded.decoding.gate) == "margin:2" and loaded.decoding.window == loaded.decoding.gate.window
+    assert loaded.claim["n_prompts"] == 5 and "The preset is margin:2, as asked for" in loaded.claim["sentence"]
+    assert loaded.claim["sentence"] in " ".join(result.stderr.split()) and loaded.claim["models"] == record["models"]
     used = run(bench, "--preset", preset, "--limit", 2, "--max-tokens", 8, "-c", 512, models=False)
     assert used.exit_code == 0, used.output
+    refused(run(bench, *arguments, "--threshold", 2, "--write-preset", preset), "exists already", "--force")
+    result = run(bench, *arguments, "--least-agreement", 1, "--write-preset", tmp_path / "q.json", "--limit", 5)
+    assert result.exit_code == 0 and "agreement with exact" in result.stdout, result.output
+    assert load_preset(tmp_path / "q.json").claim["sentence"].startswith("The preset is ")
     refused(run(bench, "--preset", tmp_path / "none.json", models=False), "cannot be read")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--sweep", "margn"], "Did you mean 'margin'"),
+        (["--sweep", "ratio:0.5"], "write margin:0.3 for ratio:0.74"),
+        (["--sweep", "exact-first:8"], "no gate with a threshold"),
+        (["--sweep", "typical"], "give thresholds of typical"),
+        (["--sweep", "margin:0.1,x"], "write numbers"),
+        (["--sweep", "margin:-1"], "tau"),
+        (["--sweep", "margin", "--parallel", 2], "leave out --sweep or --parallel"),
+        (["--threshold", 1], "are for --write-preset"),
+        (["--write-preset", "p.json"], "add, for example, --sweep margin"),
+        (["--sweep", "margin", "--write-preset", "p.json"], "no threshold is best for all"),
+        (["--sweep", "margin:1,2", "--write-preset", "p.json", "--threshold", 3], "which are 1, 2"),
+        (["--sweep", "margin", "--write-preset", "p.json", "--least-agreement", 0.9, "--limit", 4], "at least 5"),
+    ],
+)
+def test_sweeps_that_cannot_be(run, tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    refused(run(bench, *arguments), words)
+
+
+def test_the_command_of_earlier_versions_names_what_is_there_instead(run):
+    for more in ([], ["-m", "x.gguf", "--until-speed", 2], ["--help"]):
+        refused(run("tune", *more, models=False), "no longer there", "`bench --sweep margin`", "--write-preset")
 
 
 @pytest.fixture
@@ -583,28 +602,6 @@ def test_heads_in_bench_and_eval(run, heads, data, tmp_path):
     refused(run(bench, *own, *few, "-s", "exact eagle3", models=False), "write eagle3:FILE")
     refused(run(bench, *own, *few, "--drafter", "eagel3", models=False), "Did you mean 'eagle3'")
     refused(run(bench, *few, "--drafter", "mtp"), "no MTP head")
-
-
-@pytest.mark.slow
-def test_tune_tries_heads(run, heads, tmp_path, monkeypatch):
-    from pyfly_cpp.bench import tune as module
-
-    monkeypatch.setattr(module, "DEPTHS", (4,))
-    monkeypatch.setattr(module, "HEAD_DEPTHS", (2,))
-    monkeypatch.setattr(module, "SIZES", ())
-    prompts = tmp_path / "p.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": f"How many are {i} and {i}?"}) + "\n" for i in range(5)))
-    files = ["--prompts", prompts, "--max-tokens", 12, "--json", "-o", tmp_path / "p.json"]
-    result = run(tune, *heads[0], *files, models=False)
-    assert result.exit_code == 0, result.output
-    tried = {c["setting"] for c in json.loads(result.stdout)["candidates"]}
-    assert {"exact k=2 mtp", "exact k=4 lookup"} <= tried
-    result = run(tune, *heads[1], *files, "--force", models=False)
-    assert result.exit_code == 0, result.output
-    tried = {c["setting"] for c in json.loads(result.stdout)["candidates"]}
-    assert any("eagle3:" in setting for setting in tried) and not any("lookup" in setting for setting in tried)
-    used = run(bench, "--preset", tmp_path / "p.json", "--limit", 1, "--max-tokens", 8, "-c", 512, models=False)
-    assert used.exit_code == 0, used.output
 
 
 def test_explain(run, tmp_path):

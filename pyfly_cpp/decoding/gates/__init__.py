@@ -22,10 +22,8 @@ from pyfly_cpp.decoding.gates.guards import ExactFirst, NoRepeat
 from pyfly_cpp.decoding.gates.stochastic import Stochastic
 from pyfly_cpp.decoding.gates.written import (
     FORMS,
-    KNOBS,
-    N_RUNGS,
+    at_thresholds,
     examples,
-    ladder,
     parse_gate,
     require_gate,
     require_window_for,
@@ -36,8 +34,6 @@ from pyfly_cpp.decoding.gates.written import (
 
 __all__ = [
     "FORMS",
-    "KNOBS",
-    "N_RUNGS",
     "AllOf",
     "AnyOf",
     "Entropy",
@@ -51,8 +47,8 @@ __all__ = [
     "Relaxed",
     "Stochastic",
     "Typical",
+    "at_thresholds",
     "examples",
-    "ladder",
     "parse_gate",
     "require_gate",
     "require_window_for",

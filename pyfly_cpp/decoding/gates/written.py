@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from pyfly_cpp.decoding.gates.at_once import Relaxed, Typical
@@ -21,36 +21,6 @@ MAX_DEPTH = 32
 """How deep the written form of a gate may be nested."""
 
 
-N_RUNGS = 7
-"""Most thresholds of a ladder."""
-
-
-class Knob(NamedTuple):
-    """The threshold of a gate, as `tune` moves it: from exact decoding on, always looser.
-
-    Steps are geometric, since margins, divergences and entropies of mismatches spread over orders of magnitude: so each
-    step lets about as many more of them pass, and a few prompts can tell it from the one before. A
-    published value is one of them, or close to one.
-    """
-
-    field: str
-    exact: float
-    """Accepts as exact matching does, but for ties; NaN: no threshold does."""
-    first: float
-    """The strictest one that is tried."""
-    factor: float
-    """From one to the next; below 1 if less is looser."""
-    loosest: float | None = None
-    """Lets every draft pass, or as many as this gate can; None: none does."""
-
-    def thresholds(self) -> list[float]:
-        """The ladder, from strict to loose; two digits of each are enough."""
-        rungs = [float(f"{self.first * self.factor**i:.2g}") for i in range(N_RUNGS)]
-        if self.loosest is None:
-            return rungs
-        return [x for x in rungs[:-1] if (x < self.loosest) == (self.factor > 1)] + [self.loosest]
-
-
 class Form(NamedTuple):
     """One way to write a gate: `word:number:...` or `word(gate,...)`."""
 
@@ -63,30 +33,27 @@ class Form(NamedTuple):
     None: gates in parentheses."""
     fixed: dict[str, Any] = {}  # noqa: RUF012 - never changed
     """Fields that the word sets."""
-    knob: Knob | None = None
-    """Its threshold, if it has one to move."""
+
+    @property
+    def threshold(self) -> str | None:
+        """The field of its threshold, the first number that is no count; None if it has none."""
+        return next((field for field, read in (self.numbers or {}).items() if read is float), None)
 
 
 def _fuzzy(kind: str, residual: bool = False, example: str = "") -> Form:
     """Fuzzy decoding by a divergence; with the residual, its threshold 0 is `Stochastic`."""
     word = f"{'rfsd' if residual else 'fuzzy'}-{kind}"
-    knob = Knob("threshold", 0.0, 0.025, 2, {"js": 0.7, "tv": 1.0}.get(kind))
     fixed = {"kind": kind, "residual": True} if residual else {"kind": kind}
-    return Form(word, example, Fuzzy, {"threshold": float, "top": int}, fixed, knob=knob)
+    return Form(word, example, Fuzzy, {"threshold": float, "top": int}, fixed)
 
-
-_ENTROPY = Knob("theta", 1.1, 0.85, 0.5**0.5, 0.0)  # of three tokens it is at most ln 3
-_ENTROPY_OF_ALL = Knob("theta", 1.0, 0.3, 0.5, 0.0)
 
 FORMS = (
     Form("exact", "exact", Exact),
-    Form("margin", "margin:0.3", Margin, {"tau": float}, knob=Knob("tau", 0.0, 0.075, 2)),
-    Form("entropy", "entropy:0.3", Entropy, {"theta": float, "top": int}, knob=_ENTROPY),
-    Form("typical", "typical:0.09:0.3", Typical, {"epsilon": float, "delta": float},
-         knob=Knob("epsilon", math.nan, 0.3, 0.3**0.5, 0.0)),  # above delta it changes nothing
-    Form("relaxed", "relaxed:10:0.6", Relaxed, {"k": int, "delta": float}, knob=Knob("delta", 0.0, 0.02, 2, 1.0)),
-    Form("entropy-normalized", "entropy-normalized:0.3", Entropy, {"theta": float}, {"top": None},
-         knob=_ENTROPY_OF_ALL),
+    Form("margin", "margin:0.3", Margin, {"tau": float}),
+    Form("entropy", "entropy:0.3", Entropy, {"theta": float, "top": int}),
+    Form("typical", "typical:0.09:0.3", Typical, {"epsilon": float, "delta": float}),
+    Form("relaxed", "relaxed:10:0.6", Relaxed, {"k": int, "delta": float}),
+    Form("entropy-normalized", "entropy-normalized:0.3", Entropy, {"theta": float}, {"top": None}),
     _fuzzy("js", example="fuzzy-js:0.1"),
     *(_fuzzy(kind) for kind in KINDS if kind != "js"),
     _fuzzy("js", residual=True, example="rfsd-js:0.1"),
@@ -112,17 +79,16 @@ _GONE = {
 }
 """Gates of earlier versions, and what to write instead."""
 
-KNOBS = {form.word: form.knob for form in FORMS if form.knob}
-"""The words of gates with a threshold that `tune` moves."""
 
-
-def ladder(word: str) -> list[Gate]:
-    """The gates of a word of `KNOBS` from strict to loose, `N_RUNGS` at most; raises ValueError for another word."""
+def at_thresholds(word: str, thresholds: Sequence[float]) -> list[Gate]:
+    """The gate of a word with each of these thresholds; raises ValueError if it has none, or if one is out of range."""
     for form in FORMS:
-        if form.word == word and (knob := form.knob):
-            return [form.gate(**form.fixed, **{knob.field: x}) for x in knob.thresholds()]
+        if form.word == word and (field := form.threshold):
+            return [form.gate(**form.fixed, **{field: threshold}) for threshold in thresholds]
+    known = [form.word for form in FORMS if form.threshold]
+    gone = f" The gate {word} is no longer there; {_GONE[word]}." if word in _GONE else ""
     raise ValueError(
-        f"{word!r} is no gate with a threshold to move.{did_you_mean(word, KNOBS)} They are {', '.join(KNOBS)}."
+        f"{word!r} is no gate with a threshold.{gone or did_you_mean(word, known)} They are {', '.join(known)}."
     )
 
 
