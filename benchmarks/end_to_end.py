@@ -22,7 +22,7 @@ from common import llama_options, model_parser, print_machine
 
 from pyfly_cpp import FlyLlama, PromptLookup, _native
 from pyfly_cpp.bench.prompts import read_prompts
-from pyfly_cpp.engine.prompting import render_chat
+from pyfly_cpp.llama.prompting import render_chat
 from pyfly_cpp.machine import extra_buffers
 
 

@@ -15,7 +15,7 @@ arrays, without a model. `kernels` also gives a plain `llama_cpp.Llama` our kern
 All errors at run time are a `PyflyError`; a wrong argument is a `ValueError`. `pyfly_cpp.errors` has the others.
 
 More gates are in `pyfly_cpp.decoding.gates`, counters and traces (`Stats`, `Record`, `Round`) in
-`pyfly_cpp.engine.stats`, the handle of a request in `pyfly_cpp.batch.handles`.
+`pyfly_cpp.engine.stats`, the handle of a request in `pyfly_cpp.engine.handle`.
 """
 
 import sys as _sys
@@ -25,7 +25,6 @@ from pyfly_cpp._version import __version__ as __version__
 from pyfly_cpp.errors import BusyError, ContextFullError, PyflyError, VersionMismatchError
 
 try:
-    from pyfly_cpp.batch.fly_batch import FlyBatch
     from pyfly_cpp.decoding.drafters import (
         MTP,
         CrossVocabulary,
@@ -40,6 +39,7 @@ try:
     from pyfly_cpp.decoding.setting import Decoding
     from pyfly_cpp.decoding.verify import verify
     from pyfly_cpp.decoding.windows import Window
+    from pyfly_cpp.llama.fly_batch import FlyBatch
     from pyfly_cpp.llama.fly_llama import FlyLlama
     from pyfly_cpp.machine import kernels
 except (VersionMismatchError, KeyboardInterrupt) as error:

@@ -17,9 +17,8 @@ from gguf_edit import edit_gguf
 from llama_cpp import _ggml, _logger, llama_chat_format, llama_grammar
 
 from pyfly_cpp import _native
-from pyfly_cpp.engine import prompting
 from pyfly_cpp.engine.vocabulary import Vocabulary
-from pyfly_cpp.llama import completions, guarded_llama
+from pyfly_cpp.llama import completions, guarded_llama, prompting
 from pyfly_cpp.models import tokenizing
 
 ROOT = Path(__file__).resolve().parents[1]

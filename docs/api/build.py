@@ -20,7 +20,7 @@ MODULES = (
     "pyfly_cpp.decoding.verify",
     "pyfly_cpp.decoding.presets",
     "pyfly_cpp.engine.stats",
-    "pyfly_cpp.batch.handles",
+    "pyfly_cpp.engine.handle",
     "pyfly_cpp.machine.extra_buffers",
     "pyfly_cpp.machine.kernels",
 )

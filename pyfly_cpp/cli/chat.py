@@ -30,10 +30,10 @@ from pyfly_cpp.decoding.drafters import require_drafters
 from pyfly_cpp.decoding.gates import examples, parse_gate
 from pyfly_cpp.decoding.presets import SHIPPED, load_preset
 from pyfly_cpp.engine.output import Piece, Token, whole_characters
-from pyfly_cpp.engine.prompting import hear_chat
 from pyfly_cpp.errors import counted
 from pyfly_cpp.evaluation.repetition import find_loop
 from pyfly_cpp.llama.fly_llama import FlyLlama
+from pyfly_cpp.llama.prompting import hear_chat
 from pyfly_cpp.machine.files import file_text
 from pyfly_cpp.machine.threads import AUTO
 from pyfly_cpp.models.metadata import quantisation
@@ -158,7 +158,7 @@ class Chat:
         threads = counted(llm.n_threads if given == AUTO else given, "thread")
         if given == AUTO and llm.n_threads > 1:
             threads += ", fewer if others need the cores"
-        title = f"{shown_name(Path(llm.model_path))} ({quantisation(llm._model.model)})"
+        title = f"{shown_name(Path(llm.model_path))} ({quantisation(llm.loaded.native)})"
         note(f"model: {title}, context of {llm.n_ctx()} tokens; on {options.models.where()}, {threads}")
         self._show_drafter()
         self._show_gate()

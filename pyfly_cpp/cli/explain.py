@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-import llama_cpp
 
 from pyfly_cpp.cli import if_interrupted
 from pyfly_cpp.cli.headings import HeadedCommand, declares, number
@@ -70,16 +69,12 @@ def command(
     rendered = generator.render([*messages, {"role": "user", "content": prompt}])
     with reading(llm):
         generated = generator.generate(rendered, setting, max_tokens, temperature, seed)
-    vocab = llm._model.vocab
-
-    def is_special(token: int) -> bool:
-        return bool(llama_cpp.llama_vocab_is_control(vocab, token))
 
     def detokenize(tokens: list[int]) -> bytes:
         return bytes(llm.detokenize(tokens, special=True))
 
     drafter = " and ".join(map(str, require_drafters(generator.drafters.of(setting))))
-    page = make_page(generated, detokenize, is_special, prompt, setting, models.model, drafter)
+    page = make_page(generated, detokenize, llm.vocabulary.is_control, prompt, setting, models.model, drafter)
     write_atomically(output, render(page))
     answer = Answer()
     answer.write(generated.text + "\n")

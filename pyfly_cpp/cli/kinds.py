@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import click
-from llama_cpp.llama_chat_format import LlamaChatCompletionHandlerRegistry
 
 from pyfly_cpp.decoding.drafters import require_word
 from pyfly_cpp.decoding.drafting import AUTO as AUTO_DRAFTER
 from pyfly_cpp.decoding.gates import parse_gate
 from pyfly_cpp.decoding.windows import Window
 from pyfly_cpp.errors import did_you_mean
+from pyfly_cpp.llama.prompting import chat_formats
 from pyfly_cpp.machine.rpc import split_address
 from pyfly_cpp.machine.threads import AUTO
 
@@ -42,7 +42,7 @@ def _window(text: str) -> str:
 
 
 def _chat_format(text: str) -> str:
-    known = LlamaChatCompletionHandlerRegistry()._chat_handlers
+    known = chat_formats()
     if text not in known and not text.startswith("chat_template."):  # those of the model itself
         raise ValueError(
             f"there is no chat format {text!r}.{did_you_mean(text, known)} The formats are {', '.join(known)}."

@@ -1,7 +1,7 @@
 """A file that keeps what a model has read, so that a later command with the same beginning need not read it again.
 
 One line of JSON (what the state belongs to, its tokens, its digest), then llama.cpp's state as it is in memory, and
-behind it what was kept of a recurrent memory (engine/states.py).
+behind it what was kept of a recurrent memory (llama/states.py).
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from llama_cpp.llama import LlamaState
-
 from pyfly_cpp.cli.terminal import note
 from pyfly_cpp.llama.fly_llama import FlyLlama
+from pyfly_cpp.llama.states import made_state
 from pyfly_cpp.machine.files import is_stream, write_atomically
 
 _FORMAT = "pyfly-cpp prompt cache"
@@ -34,15 +32,12 @@ def load(path: Path, llm: FlyLlama) -> None:
     if header.get("of") != _identity(llm):
         note(f"({path} keeps the prompt of another model, other settings or another release; it will be written anew)")
         return
-    tokens = np.array(header["tokens"], dtype=np.intc)
     n_bytes = len(content) - sum(size for _, size in header["kept"])
-    state = content[:n_bytes]
-    loaded = LlamaState(tokens, np.zeros((1, llm.n_vocab()), np.single), len(tokens), state, n_bytes, llm._seed)
-    loaded.kept = []
+    state, kept = content[:n_bytes], []
     for n, size in header["kept"]:
-        loaded.kept.append((n, content[n_bytes : n_bytes + size]))
+        kept.append((n, content[n_bytes : n_bytes + size]))
         n_bytes += size
-    llm.load_state(loaded)
+    llm.load_state(made_state(llm, header["tokens"], state, kept))
 
 
 def save(path: Path, llm: FlyLlama) -> None:

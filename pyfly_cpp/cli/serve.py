@@ -12,7 +12,6 @@ from typing import Any
 
 import click
 
-from pyfly_cpp.batch.fly_batch import FlyBatch
 from pyfly_cpp.cli.headings import HeadedCommand, declares, number
 from pyfly_cpp.cli.kinds import PARALLEL_COUNT, WORDS, Real
 from pyfly_cpp.cli.loading import MODEL_ARGUMENT
@@ -20,6 +19,7 @@ from pyfly_cpp.cli.options import Options, shared_options
 from pyfly_cpp.cli.terminal import note
 from pyfly_cpp.decoding.drafters import PromptLookup, require_drafters
 from pyfly_cpp.errors import counted
+from pyfly_cpp.llama.fly_batch import FlyBatch
 from pyfly_cpp.machine.threads import AUTO
 from pyfly_cpp.models.ollama import shown_name
 from pyfly_cpp.serve.settings import Limits, Settings

@@ -51,6 +51,17 @@ class Vocabulary:
         with self._reading():
             return bool(llama_cpp.llama_vocab_is_eog(self._vocab, token))
 
+    def is_control(self, token: int) -> bool:
+        """Whether a token stands for no text."""
+        with self._reading():
+            return bool(llama_cpp.llama_vocab_is_control(self._vocab, token))
+
+    @property
+    def adds_bos(self) -> bool:
+        """Whether a text is to begin with the token that begins texts."""
+        with self._reading():
+            return bool(llama_cpp.llama_vocab_get_add_bos(self._vocab))
+
     def infill_tokens(self) -> tuple[int, int, int]:
         """The tokens before a prefix, a suffix and what stands between them; negative: the model has none."""
         of_each = llama_cpp.llama_vocab_fim_pre, llama_cpp.llama_vocab_fim_suf, llama_cpp.llama_vocab_fim_mid

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from pyfly_cpp import _native
-from pyfly_cpp.batch.fly_batch import FlyBatch
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.decoding.drafters import MTP, Drafter, OwnDrafter, PromptLookup, has_own_head, require_drafters
 from pyfly_cpp.decoding.drafting import Drafters
 from pyfly_cpp.engine.arguments import draft_max_of
 from pyfly_cpp.evaluation.generation import Generator
 from pyfly_cpp.evaluation.parallel import ParallelGenerator
+from pyfly_cpp.llama.fly_batch import FlyBatch
 from pyfly_cpp.llama.fly_llama import FlyLlama
 
 

@@ -15,10 +15,10 @@ from pyfly_cpp.decoding import PLAIN, Decoding
 from pyfly_cpp.decoding.drafters import has_head
 from pyfly_cpp.decoding.drafting import Drafters
 from pyfly_cpp.engine.output import Piece
-from pyfly_cpp.engine.prompting import render_chat
 from pyfly_cpp.engine.request import Request
 from pyfly_cpp.engine.stats import Record, Round, Stats
 from pyfly_cpp.llama.fly_llama import FlyLlama
+from pyfly_cpp.llama.prompting import render_chat
 
 T = TypeVar("T")
 

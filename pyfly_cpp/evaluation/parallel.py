@@ -15,11 +15,11 @@ from typing import Any
 
 import llama_cpp
 
-from pyfly_cpp.batch.fly_batch import FlyBatch
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.decoding.drafting import Drafters
 from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt, generated, request_for
 from pyfly_cpp.evaluation.shares import Shares
+from pyfly_cpp.llama.fly_batch import FlyBatch
 from pyfly_cpp.machine import memory
 from pyfly_cpp.machine.files import require_gguf
 

@@ -12,13 +12,13 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pyfly_cpp.batch.fly_batch import FlyBatch
-from pyfly_cpp.batch.handles import Handle
-from pyfly_cpp.engine.prompting import render_chat
+from pyfly_cpp.engine.handle import Handle
 from pyfly_cpp.errors import ContextFullError
 from pyfly_cpp.evaluation.files import read_jsonl, read_lines_so_far
 from pyfly_cpp.evaluation.task import Where
+from pyfly_cpp.llama.fly_batch import FlyBatch
 from pyfly_cpp.llama.fly_llama import FlyLlama
+from pyfly_cpp.llama.prompting import render_chat
 from pyfly_cpp.machine.files import resumable
 
 N_TEXT = 512

@@ -28,12 +28,12 @@ from typing_extensions import Unpack
 from pyfly_cpp.engine.arguments import require_names, require_request
 from pyfly_cpp.engine.output import Logprobs, Output, Piece, Token, completion_logprobs, prompt_tokens
 from pyfly_cpp.engine.processors import bias_processor, listed
-from pyfly_cpp.engine.prompting import chat_handler, hear_chat, only_formats
 from pyfly_cpp.engine.request import Request
 from pyfly_cpp.errors import ContextFullError
 from pyfly_cpp.llama.arguments import CompletionArguments, described_by
 from pyfly_cpp.llama.generation import Generation
 from pyfly_cpp.llama.guarded_llama import GuardedLlama
+from pyfly_cpp.llama.prompting import chat_handler, hear_chat, only_formats
 from pyfly_cpp.llama.response_format import named_tool
 from pyfly_cpp.llama.schemas import with_strict_strings
 

@@ -22,19 +22,19 @@ from typing_extensions import Unpack
 
 from pyfly_cpp import _native
 from pyfly_cpp.decoding.drafters import Drafter
-from pyfly_cpp.engine import states
 from pyfly_cpp.engine.access import CLOSED, Access
 from pyfly_cpp.engine.adapters import Applied, applied
 from pyfly_cpp.engine.arguments import BASE_DEFAULTS, require_attribute, require_names
 from pyfly_cpp.engine.costs import expect_costs, setup_of
 from pyfly_cpp.engine.decoder import Decoder
 from pyfly_cpp.engine.kv_key import difference, kv_key, may_rotate
-from pyfly_cpp.engine.markers import markers_of
-from pyfly_cpp.engine.prompting import as_texts, chat_handler, only_formats
+from pyfly_cpp.engine.loaded_model import LoadedModel
 from pyfly_cpp.engine.vocabulary import Vocabulary
 from pyfly_cpp.errors import ContextFullError
+from pyfly_cpp.llama import states
 from pyfly_cpp.llama.arguments import ChatArguments, described_by
 from pyfly_cpp.llama.load_limits import require_adapter, why_not_loaded, within_positions
+from pyfly_cpp.llama.prompting import as_texts, chat_handler, markers_of, only_formats
 from pyfly_cpp.llama.response_format import with_grammar
 from pyfly_cpp.machine import exactness, extra_buffers, kernels
 from pyfly_cpp.machine.files import files_of_model, fingerprint
@@ -185,6 +185,18 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             self._tap,
         )
         self._stack.callback(self.decoder.close)
+        self.loaded = LoadedModel(
+            path=model_path,
+            metadata=self.metadata,
+            native=self.model,
+            model_params=self.model_params,
+            context_params=self.context_params,
+            vocabulary=self.vocabulary,
+            lora=self._lora_adapter,
+            lora_scale=self.lora_scale,
+            lora_path=self.lora_path,
+            on_close=self._stack.callback,
+        )
         self._is_loaded = True
 
     def __setattr__(self, name: str, value: Any) -> None:

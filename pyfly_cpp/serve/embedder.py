@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pyfly_cpp import _native
-from pyfly_cpp.batch.fly_batch import FlyBatch
+from pyfly_cpp.engine.loaded_model import LoadedModel
 from pyfly_cpp.errors import NativeError, NotFiniteError
+from pyfly_cpp.llama.fly_batch import FlyBatch
 from pyfly_cpp.machine import memory
 from pyfly_cpp.serve.errors import bad_request
 
@@ -46,28 +47,28 @@ class Embedder:
         Raises:
             ValueError: the model makes no embeddings, or there is too little memory.
         """
-        llm: Any = batch.llama
-        self._llm = llm
+        model = batch.model
         self._batch = batch
-        own = _pooling(llm.metadata)
+        own = _pooling(model.metadata)
         self.pooling = own if pooling is None else pooling
         """mean, cls, last or none; by default the choice of the model's file, or mean."""
         self.n_ctx = batch.n_ctx
         """Most tokens of a text."""
-        self.n_embd = int(llama_cpp.llama_model_n_embd_out(llm._model.model))
+        self.n_embd = int(llama_cpp.llama_model_n_embd_out(model.native))
         """Numbers of a vector."""
-        self._context = self._make_context(llm)
-        llm._stack.callback(llama_cpp.llama_free, self._context)
-        self._adapt(llm)
+        self._context = self._make_context(model)
+        model.on_close(llama_cpp.llama_free, self._context)
+        if not model.apply_lora(self._context):
+            raise ValueError(f"the LoRA adapter {model.lora_path!r} does not fit embeddings; leave it out.")
 
-    def _make_context(self, llm: Any) -> Any:
-        params = type(llm.context_params).from_buffer_copy(llm.context_params)
+    def _make_context(self, model: LoadedModel) -> Any:
+        params = type(model.context_params).from_buffer_copy(model.context_params)
         params.embeddings, params.pooling_type = True, llama_cpp.LLAMA_POOLING_TYPE_NONE
         params.n_ctx, params.n_batch, params.n_ubatch = self.n_ctx, _CHUNK, _CHUNK
         params.n_seq_max, params.n_rs_seq, params.n_outputs_max = 1, 0, 0
         params.cb_eval = type(params.cb_eval)()  # what the other context calls is for that one
         remedy = "lower n_ctx, or serve without embeddings"
-        n_needed = memory.simulated_context(llm.model_path, llm.model_params, params, 1, self.n_ctx) or 0
+        n_needed = memory.simulated_context(model.path, model.model_params, params, 1, self.n_ctx) or 0
         n_free = memory.available()
         if n_free is not None and n_needed > n_free:
             raise ValueError(
@@ -75,17 +76,10 @@ class Embedder:
                 f"{memory.in_words(n_free)} are free; {remedy}."
             )
         with _native.load_guard():
-            context = llama_cpp.llama_init_from_model(llm._model.model, params)
+            context = llama_cpp.llama_init_from_model(model.native, params)
         if not context:
-            raise ValueError(f"llama.cpp could not make a context for embeddings of {llm.model_path!r}; {remedy}.")
+            raise ValueError(f"llama.cpp could not make a context for embeddings of {model.path!r}; {remedy}.")
         return context
-
-    def _adapt(self, llm: Any) -> None:
-        if llm._lora_adapter is not None:
-            adapters = (llama_cpp.llama_adapter_lora_p_ctypes * 1)(llm._lora_adapter)
-            scales = (llama_cpp.ctypes.c_float * 1)(llm.lora_scale)
-            if llama_cpp.llama_set_adapters_lora(self._context, adapters, 1, scales):
-                raise ValueError(f"the LoRA adapter {llm.lora_path!r} does not fit embeddings; leave it out.")
 
     async def embed(self, tokens: Sequence[int], max_seconds: float) -> npt.NDArray[np.single]:
         """The vector, float32 [n_embd]; with pooling none the rows as they are, float32 [n_tokens, n_embd]. For one

@@ -14,15 +14,15 @@ from typing import Any
 from llama_cpp import LlamaGrammar
 from llama_cpp.llama import LogitsProcessorList
 
-from pyfly_cpp.batch.fly_batch import FlyBatch
-from pyfly_cpp.batch.handles import Handle
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.decoding.drafters import require_drafters
+from pyfly_cpp.engine.handle import Handle
 from pyfly_cpp.engine.markers import READ, THOUGHTS
 from pyfly_cpp.engine.processors import bias_processor
-from pyfly_cpp.engine.prompting import Rendered, chat_handler, render_chat
 from pyfly_cpp.engine.stats import Stats
 from pyfly_cpp.engine.vocabulary import Vocabulary
+from pyfly_cpp.llama.fly_batch import FlyBatch
+from pyfly_cpp.llama.prompting import Rendered, chat_handler, render_chat
 from pyfly_cpp.serve.contents import read_object
 from pyfly_cpp.serve.errors import ApiError, bad_request
 from pyfly_cpp.serve.orders import Order
@@ -168,7 +168,7 @@ class Model:
 
     def own_beginning(self) -> list[int]:
         """What `tokenize` puts before a text of its own accord."""
-        return self.beginning() if self._llm._model.add_bos_token() else []
+        return self.beginning() if self.vocabulary.adds_bos else []
 
     def plain_tokens(self, text: str) -> list[int]:
         """The tokens of a text in the middle of a prompt, in which no control token is looked for. Raises as

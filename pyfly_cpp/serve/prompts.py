@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pyfly_cpp.engine.markers import THOUGHTS
-from pyfly_cpp.engine.prompting import Rendered
+from pyfly_cpp.llama.prompting import Rendered
 from pyfly_cpp.serve.answers import read_format
 from pyfly_cpp.serve.contents import read_content
 from pyfly_cpp.serve.errors import bad_request

@@ -15,7 +15,7 @@ from typing import Any
 
 import uvicorn
 
-from pyfly_cpp.batch.fly_batch import FlyBatch
+from pyfly_cpp.llama.fly_batch import FlyBatch
 from pyfly_cpp.serve.app import make_app
 from pyfly_cpp.serve.connections import Config, Connection
 from pyfly_cpp.serve.logs import Log

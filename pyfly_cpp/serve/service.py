@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from starlette.requests import Request
 
-from pyfly_cpp.batch.handles import Handle
+from pyfly_cpp.engine.handle import Handle
 from pyfly_cpp.engine.output import Piece
 from pyfly_cpp.errors import ContextFullError, NotFiniteError
 from pyfly_cpp.serve.answers import Answer

@@ -8,6 +8,10 @@ from typing import Any, NamedTuple
 
 from llama_cpp import llama_chat_format
 
+from pyfly_cpp.engine.markers import CLOSE, END_FUNCTION, END_PARAMETER, FUNCTION, OPEN, PARAMETER, find_markers
+
+_CONVERSATION = [{"role": role, "content": "."} for role in ("system", "user", "assistant", "user")]
+
 
 class Rendered(NamedTuple):
     """A prompt that a chat format has made."""
@@ -17,6 +21,11 @@ class Rendered(NamedTuple):
     """Texts that end the answer, by the format."""
     text: str
     """The prompt as the format has written it; empty if it made tokens."""
+
+
+def chat_formats() -> list[str]:
+    """The names of llama-cpp-python's own chat formats."""
+    return list(llama_chat_format.LlamaChatCompletionHandlerRegistry()._chat_handlers)
 
 
 def chat_handler(llm: Any) -> Any:
@@ -94,6 +103,20 @@ def render_chat(
     stop = heard.get("stop")
     stops = [stop] if isinstance(stop, str) else [entry for entry in stop or [] if entry]
     return Rendered(heard["prompt"], stops, listener.text)
+
+
+def markers_of(llm: Any) -> tuple[str, ...]:
+    """The markers (engine/markers.py) that a loaded `Llama` writes with several tokens, sorted; what is a single one is
+    protected itself. Found in the GGUF file's chat templates and, if the chat format is one of llama-cpp-python's own,
+    in what it makes of a short conversation. The marks of tool calls that the server reads are always among them."""
+    texts = [text for key, text in llm.metadata.items() if key.startswith("tokenizer.chat_template")]
+    if llm.chat_handler is None and not llm.chat_format.startswith("chat_template."):
+        with contextlib.suppress(Exception):  # a format that does not take this conversation
+            texts.append(
+                llm.detokenize(render_chat(llm, _CONVERSATION).tokens, special=True).decode("utf-8", "replace")
+            )
+    found = {OPEN, CLOSE, FUNCTION, END_FUNCTION, PARAMETER, END_PARAMETER}.union(*map(find_markers, texts))
+    return tuple(sorted(m for m in found if len(llm._model.tokenize(m.encode("utf-8"), False, True)) > 1))
 
 
 class _Heard(Exception):

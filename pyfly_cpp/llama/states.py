@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import llama_cpp
 import numpy as np
+import numpy.typing as npt
 from llama_cpp.llama import LlamaState
 
 from pyfly_cpp.errors import NativeError
@@ -19,12 +20,23 @@ def save_state(llm: Any) -> LlamaState:
     context = llm._ctx.ctx
     buffer = (ctypes.c_uint8 * llama_cpp.llama_state_get_size(context))()
     n = llama_cpp.llama_state_get_data(context, buffer, len(buffer))
+    return _state(llm, llm.input_ids.copy(), llm.n_tokens, bytes(memoryview(buffer)[:n]))
+
+
+def made_state(llm: Any, tokens: Sequence[int], content: bytes, kept: list[tuple[int, bytes]]) -> LlamaState:
+    """A state with the seed of now, of what a file has kept: its tokens, the bytes of llama.cpp and `kept_states`."""
+    state = _state(llm, np.array(tokens, dtype=np.intc), len(tokens), content)
+    state.kept = kept
+    return state
+
+
+def _state(llm: Any, ids: npt.NDArray[np.intc], n_tokens: int, content: bytes) -> LlamaState:
     return LlamaState(
         scores=np.zeros((1, llm.n_vocab()), dtype=np.single),  # one row fits a plain Llama's array by broadcast
-        input_ids=llm.input_ids.copy(),
-        n_tokens=llm.n_tokens,
-        llama_state=bytes(memoryview(buffer)[:n]),
-        llama_state_size=n,
+        input_ids=ids,
+        n_tokens=n_tokens,
+        llama_state=content,
+        llama_state_size=len(content),
         seed=llm._seed,
     )
 

@@ -1,7 +1,8 @@
 """`FlyBatch`: many requests at a time, on one model.
 
-One thread steps them and makes their text (engine/stepper.py). The caller of a request holds a `Handle`, which
-reads its queue of pieces and makes completions of them on demand.
+One thread steps them and makes their text (engine/stepper.py). The caller of a request holds a `Handle`
+(engine/handle.py), which reads its queue of pieces and makes completions of them on demand. It stands here and not in
+`engine/`, since a `llama_cpp.Llama` loads its model, and formats chats, as the base class does.
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ from concurrent.futures import CancelledError, Future, as_completed
 from types import TracebackType
 from typing import Any, TypeVar, Union
 
-from pyfly_cpp.batch.handles import Handle
 from pyfly_cpp.decoding import OF_REQUEST, Decoding
 from pyfly_cpp.decoding.drafters import require_drafters
 from pyfly_cpp.engine.arguments import require_fitting, require_names
 from pyfly_cpp.engine.feed import Feed
-from pyfly_cpp.engine.prompting import chat_handler
+from pyfly_cpp.engine.handle import Handle
+from pyfly_cpp.engine.loaded_model import LoadedModel
 from pyfly_cpp.engine.request import Request
 from pyfly_cpp.engine.stats import Stats
 from pyfly_cpp.engine.stepper import Stepped, Stepper
 from pyfly_cpp.llama.completions import Chat, Completion
 from pyfly_cpp.llama.fly_llama import FlyLlama
+from pyfly_cpp.llama.prompting import chat_handler
 from pyfly_cpp.llama.shared_llama import SharedLlama
 from pyfly_cpp.ranges import require_integer, require_number
 
@@ -279,6 +281,11 @@ class FlyBatch:
         the batch is closed or has failed, PyflyError in a fork."""
         self._stepper.require_open()
         return self._llama
+
+    @property
+    def model(self) -> LoadedModel:
+        """The model by public names. Raises as `llama` does."""
+        return self.llama.loaded
 
     @property
     def has_failed(self) -> bool:

@@ -1,1 +1,0 @@
-"""Many requests at a time on one model."""
