@@ -1,4 +1,4 @@
-"""`Decoder`: the native side of a FlyLlama."""
+"""`Decoder`: the native side of a loaded model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyfly_cpp import _native
 from pyfly_cpp.decoding import EXACT
 from pyfly_cpp.decoding.drafters import Drafter, Host, open_drafter
 from pyfly_cpp.engine.access import CLOSED
-from pyfly_cpp.engine.adapters import Applied, applied
+from pyfly_cpp.engine.adapters import applied
 from pyfly_cpp.engine.arguments import draft_max_of
 from pyfly_cpp.engine.stats import Governor, Stats, Threads
 
@@ -22,31 +22,45 @@ from pyfly_cpp.engine.stats import Governor, Stats, Threads
 class Decoder:
     """Target, batch and drafters of one context, and what they have counted.
 
-    Made before the context is loaded and attached to it then; must be closed before the context is. Target and batch
-    are made when they are first needed. A FlyLlama is a batch of one: its text is in the only slot.
+    Must be closed before the context is. Target and batch are made when they are first needed. A FlyLlama is a batch of
+    one: its text is in the only slot.
     """
 
     def __init__(
-        self, protected: Iterable[int], adapts: tuple[bool, bool], has_own_head: bool, n_texts: int, n_ctx: int
+        self,
+        context: Any,
+        *,
+        protected: Iterable[int],
+        markers: Sequence[str],
+        adapts: tuple[bool, bool],
+        has_own_head: bool,
+        n_texts: int,
+        n_ctx: int,
+        settings: dict[str, int],
+        tap: _native.LayerTap | None,
     ) -> None:
         """
         Args:
+            context: A llama_context as llama_cpp holds it (a ctypes pointer).
             protected: Token ids that are never accepted loosely, besides those the vocabulary names.
+            markers: Texts that no token may begin or continue loosely.
             adapts: Whether the thread counts, for one token and for batches, follow the load of the machine.
             has_own_head: Whether the model is loaded with the MTP head of its file.
             n_texts: Texts at a time.
             n_ctx: Most tokens of one text; 0: as many as the context holds.
+            settings: How it was loaded, as fields of `pyfly_draft_model_config` of pyfly.h.
+            tap: What the context calls while it evaluates.
         """
+        self._context = context
         self._protected = protected
-        self.markers: Sequence[str] = ()
-        """Texts that no token may begin or continue loosely; to be set before the target is used."""
+        self.markers = tuple(markers)
+        """Texts that no token may begin or continue loosely."""
         self._adapts = adapts
         self._has_own_head = has_own_head
         self._limits = n_texts, n_ctx
-        self._settings: dict[str, int] = {}
-        self._context: Any = None
-        self._tap: _native.LayerTap | None = None
-        self.computed_with = Applied()
+        self._settings = settings
+        self._tap = tap
+        self.computed_with = applied(context)
         """The adapters that the context's memory was computed with."""
         self._target: _native.LlamaTarget | None = None
         self._batch: _native.Batch | None = None
@@ -58,14 +72,6 @@ class Decoder:
         self._at_end = Stats()
         self.python_seconds = 0.0
         """Time that a generation's own Python took."""
-
-    def attach(self, context: Any, settings: dict[str, int], tap: _native.LayerTap | None) -> None:
-        """To a llama_context as llama_cpp holds it (a ctypes pointer). `settings`: how it was loaded, as fields of
-        `pyfly_draft_model_config` of pyfly.h. `tap`: what it calls while it evaluates."""
-        self._context = context
-        self._tap = tap
-        self._settings = settings
-        self.computed_with = applied(context)
 
     @property
     def target(self) -> _native.LlamaTarget:

@@ -91,7 +91,7 @@ class FlyLlama(CompletingLlama):
     """How each token of the last generation was produced, prompt excluded, if `trace` was on; else empty."""
     on_prefill: Callable[[int, int], None] | None
     """Called with (evaluated, all) prompt tokens after every batch of a prompt of several batches."""
-    drafter_reason: str | None
+    drafter_reason: str | None = None
     """The reason for this drafter, if it was chosen automatically; a sentence without its full stop."""
 
     def __init__(
@@ -292,7 +292,8 @@ class FlyLlama(CompletingLlama):
 
     @draft_model.setter
     def draft_model(self, draft_model: Drafter | None) -> None:
-        self.drafter = draft_model
+        if "decoder" in self.__dict__:  # the base class assigns to it while it loads
+            self.drafter = draft_model
 
     @property
     def gate(self) -> Gate:

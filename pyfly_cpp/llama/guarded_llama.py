@@ -147,8 +147,6 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         self._kernels = kernels.take(kernel_choice, model_path, kwargs)
         if kwargs.get("flash_attn") is None:
             kwargs["flash_attn"] = self._kernels.attends(info) and kernels.is_for_attention(kwargs)
-        # The base class assigns to draft_model.
-        self.decoder = Decoder(protected, self._adapts, has_own_head, self.n_parallel, self._n_ctx_of_text)
         try:
             with _native.load_guard(), _native.kernels_taken(_locked(self._kernels.bits, kwargs), _warn_of_unlocked):
                 super().__init__(model_path, **kwargs)
@@ -166,23 +164,28 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         self.vocabulary = Vocabulary(self._model.vocab, self._access.reading)
         if not has_texts and kwargs.get("tokenizer") is None:
             self.tokenizer_ = _Missing("this model has no vocabulary: give generate() token ids, or pass tokenizer=.")
-        self.decoder.markers = markers_of(self) if has_texts else ()
         if n_positions:
             self._n_ctx = min(self._n_ctx, self._n_ctx_of_text)
         # llama.cpp rounds the context up: what it holds counts, for the base class's arrays, too.
         self.input_ids = np.zeros(self._n_ctx, dtype=np.intc)
         if self._logits_all:
             self.scores = np.zeros((self._n_ctx, self._n_vocab), dtype=np.single)
-        self.decoder.attach(
+        self.decoder = Decoder(
             self._ctx.ctx,
-            {
+            protected=protected,
+            markers=markers_of(self) if has_texts else (),
+            adapts=self._adapts,
+            has_own_head=has_own_head,
+            n_texts=self.n_parallel,
+            n_ctx=self._n_ctx_of_text,
+            settings={
                 "n_gpu_layers": self.model_params.n_gpu_layers,
                 "flash_attn": int(self.context_params.flash_attn_type),
                 "offload_kqv": int(self.context_params.offload_kqv),
                 "use_extra_bufts": int(self.model_params.use_extra_bufts),
                 "kernel_types": self._kernels.bits,
             },
-            self._tap,
+            tap=self._tap,
         )
         self._stack.callback(self.decoder.close)
         self.loaded = LoadedModel(
@@ -296,7 +299,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
     def protected_texts(self) -> tuple[str, ...]:
         """Markers that ordinary tokens write (`pyfly_cpp.engine.markers`): if a drafted token or the target's choice
         begins or continues one, nothing is accepted loosely."""
-        return tuple(self.decoder.markers)
+        return self.decoder.markers
 
     def _configure(self, drafters: Sequence[tuple[Drafter, int]], adaptive: bool) -> None:
         """Sets what the next text drafts with: the drafters that are open, each with its draft_max. The governor gets
