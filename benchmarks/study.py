@@ -47,9 +47,8 @@ import numpy as np
 from common import markdown, print_machine
 
 from pyfly_cpp.decoding import PLAIN, Decoding
-from pyfly_cpp.decoding.drafters import require_drafters
-from pyfly_cpp.decoding.drafting import choose_drafters
 from pyfly_cpp.decoding.presets import SHIPPED, load_preset
+from pyfly_cpp.decoding.resolve import resolve
 from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.evaluation import runner
 from pyfly_cpp.evaluation.code import CodeTask
@@ -240,8 +239,8 @@ def in_the_race(lines: Sequence[Row], rules: Sequence[str]) -> list[str]:
 def open_generator(args: argparse.Namespace, settings: Sequence[Decoding]) -> tuple[Generator, dict[str, Any]]:
     """What answers, and what its answers depend on."""
     args.model, args.draft = (path and resolve_model(path) for path in (args.model, args.draft))
-    drafters, reason = choose_drafters(args.model, args.draft, args.drafter)
-    print(f"drafts: {drafters.default} ({reason})", file=sys.stderr)
+    drafters = resolve(args.model, args.drafter, args.draft)
+    print(f"drafts: {drafters.drafter} ({drafters.reason})", file=sys.stderr)
     threads = {} if args.threads is None else {"n_threads": args.threads, "n_threads_batch": args.threads}
     options = {"n_ctx": args.ctx, "verbose": False, "trace": True, "n_gpu_layers": args.gpu_layers, **threads}
     n_parallel = args.parallel if args.parallel > 1 else None
@@ -252,7 +251,7 @@ def open_generator(args: argparse.Namespace, settings: Sequence[Decoding]) -> tu
         **{name: machine[name] for name in CONDITIONS},
         "model": describe_model(args.model),
         "draft_files": [describe_model(path) for path in files_of(drafters, settings)],
-        "drafter": " and ".join(map(str, require_drafters(drafters.of(Decoding())))),
+        "drafter": " and ".join(map(str, drafters.of(Decoding()).drafters)),
         "k": None if args.governed else args.k,
         "parallel": args.parallel,
         "threads": args.threads,

@@ -27,9 +27,9 @@ from pyfly_cpp import (
     PyflyError,
 )
 from pyfly_cpp.cli import main
-from pyfly_cpp.decoding import EXACT, PLAIN, Decoding, auto, companions
-from pyfly_cpp.decoding.auto import choose_drafter
-from pyfly_cpp.decoding.drafting import choose_drafters
+from pyfly_cpp.decoding import EXACT, PLAIN, Decoding, companions
+from pyfly_cpp.decoding import resolve as resolving
+from pyfly_cpp.decoding.resolve import Resolved, resolve
 from pyfly_cpp.evaluation.drafting import load_generator
 from pyfly_cpp.models import here
 from pyfly_cpp.models.named import resolve_model
@@ -70,9 +70,6 @@ def put(source, *places):
 
 def test_nothing_there(target):
     assert found(target) == []
-    chosen = choose_drafter(target)
-    assert isinstance(chosen.drafter, PromptLookup)
-    assert "no file on this machine fits it as a draft" in chosen.reason
 
 
 def test_a_user_without_a_home(target, tiny_draft, home, monkeypatch):
@@ -117,9 +114,9 @@ def test_beside_the_model(target, tiny_draft):
     put(tiny_draft, target.parent / "a-draft.gguf")
     put(EAGLE3, target.parent / "head.gguf")
     assert found(target) == [("head.gguf", Eagle3), ("a-draft.gguf", DraftModel)]
-    chosen = choose_drafter(target)
+    chosen = resolve(target)
     head = Eagle3(target.parent / "head.gguf")
-    assert chosen.drafter == (auto.LookupAsWell(), head)
+    assert chosen == Resolved((PromptLookup(), head), (PromptLookup(),))
     assert "head.gguf next to it fits it at 22% of its size" in chosen.reason
     for arguments, drafters in [({}, chosen.drafter), ({"draft_max": 2}, head), ({"adaptive": False}, head)]:
         with FlyLlama(target, drafter="auto", n_ctx=256, n_threads=1, verbose=False, **arguments) as llm:
@@ -135,7 +132,6 @@ def test_where_programs_keep_models(target, home, tiny_draft):
     put(tiny_draft, *places)
     put(EAGLE3, home / "models" / "head.gguf")  # not beside the model: perhaps of another one
     assert sorted(name for name, _ in found(target)) == ["hub.gguf", "ours.gguf", "studio.gguf"]
-    assert "on this machine fits it" in choose_drafter(target).reason
 
 
 def test_what_fits_is_found_among_many_files(target, home, tiny_draft):
@@ -180,14 +176,14 @@ def test_what_does_not_fit(target, home, tiny_draft, tiny_qwen35, smollm2):
 @pytest.fixture
 def demo(smollm2, monkeypatch):
     """Small enough for any target."""
-    monkeypatch.setattr(auto, "MOST_SHARE_OF_DEMO", math.inf)
-    monkeypatch.setattr(auto, "default_gpus", list)
-    return auto.DemoDraft(DraftModel(Path(smollm2), n_ctx=2048))
+    monkeypatch.setattr(resolving, "MOST_SHARE_OF_DEMO", math.inf)
+    monkeypatch.setattr(resolving, "default_gpus", list)
+    return CrossVocabulary(DraftModel(Path(smollm2), n_ctx=2048))
 
 
-def test_the_demo_model_drafts_beside_lookup_where_the_governor_chooses(demo, target, tiny_draft, monkeypatch):
+def test_the_demo_model_drafts_beside_lookup_where_the_governor_chooses(demo, target):
     lookup = PromptLookup()
-    assert choose_drafter(target).drafter == (lookup, demo)
+    assert resolve(target) == Resolved((lookup, demo), (demo,))
     for arguments, drafters in [
         ({}, (lookup, demo)),
         ({"adaptive": True, "draft_max": 4}, (lookup, demo)),
@@ -196,34 +192,12 @@ def test_the_demo_model_drafts_beside_lookup_where_the_governor_chooses(demo, ta
     ]:
         with FlyLlama(target, drafter="auto", n_ctx=256, n_threads=1, verbose=False, **arguments) as llm:
             assert llm.drafter == drafters
-    drafters, _ = choose_drafters(target)
-    for setting, of_setting in [
-        ("exact", (lookup.alone, demo)),
-        ("exact adaptive", (lookup.alone, demo)),
-        ("exact k=4", (lookup.alone, demo)),
-        ("exact adaptive lookup", lookup.alone),
-    ]:
-        assert drafters.of(Decoding.parse(setting)) == of_setting
-    monkeypatch.setattr(auto, "default_gpus", lambda: ["a GPU"])
-    assert choose_drafter(target).drafter == lookup
-    monkeypatch.undo()
-    assert choose_drafter(target).drafter == lookup  # it is larger than the target
-    put(tiny_draft, target.parent / "draft.gguf")
-    assert choose_drafter(target).drafter == (auto.LookupAsWell(), DraftModel(target.parent / "draft.gguf"))
-
-
-def test_memory_is_left_for_the_target_beside_the_demo_model(demo, target, monkeypatch):
-    n = target.stat().st_size + 3 * Path(demo.file).stat().st_size
-    monkeypatch.setattr(auto, "available", lambda: n)
-    assert choose_drafter(target).drafter == (PromptLookup(), demo)
-    monkeypatch.setattr(auto, "available", lambda: n - 1)
-    assert choose_drafter(target).drafter == PromptLookup()
 
 
 def test_the_demo_model_drafts_for_its_own_family(smollm2, tmp_path, monkeypatch):
     monkeypatch.setattr(companions, "MOST_SHARE", math.inf)
     target = Path(shutil.copy(smollm2, tmp_path / "larger.gguf"))
-    assert choose_drafter(target).drafter == (auto.LookupAsWell(), DraftModel(Path(smollm2)))
+    assert resolve(target).drafters == (PromptLookup(), DraftModel(Path(smollm2)))
 
 
 def test_no_vocabulary_is_read_for_a_demo_model_of_another_architecture(smollm2, tiny_qwen35, tmp_path, monkeypatch):
@@ -260,15 +234,15 @@ def test_several_texts_do_without_the_demo_model(n, demo, target):
 )
 def test_measuring_loads_the_demo_model_only_for_governed_settings(settings, n, is_there, demo, target):
     settings = [Decoding.parse(setting) for setting in settings]
-    generator = load_generator(target, choose_drafters(target)[0], settings, n, n_ctx=256, n_threads=1, verbose=False)
+    generator = load_generator(target, resolve(target), settings, n, n_ctx=256, n_threads=1, verbose=False)
     with contextlib.closing(generator.llm):
-        assert generator.drafters.default == ((PromptLookup(), demo) if is_there else PromptLookup())
+        assert generator.drafters.drafter == ((PromptLookup(), demo) if is_there else PromptLookup())
 
 
 def test_settings_that_take_turns_keep_their_drafters(demo, target, monkeypatch):
     """So the governor goes on learning, as in a chat."""
     settings = [PLAIN, EXACT, Decoding.parse("exact adaptive")]
-    generator = load_generator(target, choose_drafters(target)[0], settings, n_ctx=256, n_threads=1, verbose=False)
+    generator = load_generator(target, resolve(target), settings, n_ctx=256, n_threads=1, verbose=False)
     with contextlib.closing(generator.llm):
         for setting in settings:
             generator.configure(setting)
@@ -283,10 +257,10 @@ def test_a_demo_model_that_cannot_be_opened_is_left_out(demo, target, home):
     damaged.write_bytes(Path(demo.file).read_bytes()[:1000])
     with FlyLlama(target, drafter="auto", n_ctx=256, n_threads=1, verbose=False) as llm:
         assert llm.drafter == PromptLookup()
-        llm.drafter = [PromptLookup(), demo]
+        llm.drafter = both = [PromptLookup(), demo]
         with pytest.raises(ValueError, match=damaged.name):
-            llm.drafter = [PromptLookup(), CrossVocabulary(DraftModel(damaged)), demo]
-        assert llm.drafter == [PromptLookup(), demo]
+            llm.drafter = Resolved((PromptLookup(), CrossVocabulary(DraftModel(damaged)), demo), (demo,))
+        assert llm.drafter == both and llm.resolved == Resolved(tuple(both))
 
 
 # ---- One verdict -----------------------------------------------------------------------------------------------------

@@ -33,8 +33,8 @@ from pyfly_cpp.decoding.gates import (
 )
 from pyfly_cpp.decoding.gates.fuzzy import KINDS
 from pyfly_cpp.decoding.gates.guards import Guard
+from pyfly_cpp.decoding.resolve import draft_max_of
 from pyfly_cpp.decoding.windows import require_window
-from pyfly_cpp.engine.arguments import draft_max_of
 
 
 @pytest.mark.parametrize(

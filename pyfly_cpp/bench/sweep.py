@@ -15,9 +15,9 @@ from typing import Any
 from pyfly_cpp.bench.measure import Measured, Summary, summarise
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.decoding.drafters import Drafter, as_given
-from pyfly_cpp.decoding.drafting import Drafters
 from pyfly_cpp.decoding.gates import Gate, at_thresholds
 from pyfly_cpp.decoding.presets import Preset
+from pyfly_cpp.decoding.resolve import Resolved
 from pyfly_cpp.evaluation.statistics import Interval, bootstrap, for_json, ratio
 from pyfly_cpp.models.named import model_file
 
@@ -106,9 +106,9 @@ def fastest(points: Sequence[Point], least_agreement: float) -> Point:
     return max(able, key=lambda one: one.speedup, default=exact)
 
 
-def make_preset(setting: Decoding, model: str | os.PathLike[str], drafters: Drafters, claim: dict[str, Any]) -> Preset:
+def make_preset(setting: Decoding, model: str | os.PathLike[str], drafters: Resolved, claim: dict[str, Any]) -> Preset:
     """The preset of a setting without the governor, with the models it was measured with."""
-    parts = [_with_whole_paths(part) for part in drafters.without_optional().parts_of(setting)]
+    parts = [_with_whole_paths(part) for part in drafters.needed.as_used(setting).drafters]
     # What was measured, whatever a gate's own may be one day; a lossless one has no use for it.
     window = None if setting.gate.is_lossless else setting.effective_window
     decoding = replace(setting, window=window, drafter=as_given(parts))

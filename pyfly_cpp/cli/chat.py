@@ -26,9 +26,9 @@ from pyfly_cpp.cli.options import Options, shared_options
 from pyfly_cpp.cli.reader import COMMANDS, Reader, make_reader
 from pyfly_cpp.cli.terminal import Answer, folded, note, unseen_typing, warn, write, write_marked
 from pyfly_cpp.cli.text import TEXT, file_named
-from pyfly_cpp.decoding.drafters import require_drafters
 from pyfly_cpp.decoding.gates import examples, parse_gate
 from pyfly_cpp.decoding.presets import SHIPPED, load_preset
+from pyfly_cpp.decoding.resolve import Resolved
 from pyfly_cpp.engine.output import Piece, Token, whole_characters
 from pyfly_cpp.errors import counted
 from pyfly_cpp.evaluation.repetition import find_loop
@@ -83,8 +83,7 @@ def command(options: Options, system: str | None, show_drafts: bool) -> None:
 
     Answers are sampled, and as good as those of the model alone unless you accept others: --preset fast, or --gate.
     """
-    llm, reason = options.load(FlyLlama, trace=show_drafts)
-    llm.drafter_reason = reason
+    llm = options.load(FlyLlama, trace=show_drafts)
     try:
         options = options.for_chat(llm.metadata)
         llm.decoding = options.decoding
@@ -177,7 +176,7 @@ class Chat:
         elif not llm.can_speculate:
             note("this model's memory cannot be rolled back: plain decoding, without speculation")
         else:
-            names = [str(drafter) for drafter in require_drafters(llm.drafter)]
+            names = [str(drafter) for drafter in llm.resolved.drafters]
             guess = "guesses" if len(names) == 1 else "guess"
             when = " when that is faster" if llm.adaptive else ""
             note(
@@ -390,17 +389,15 @@ class Chat:
     def _draft_with(self, word: str) -> None:
         """The drafter that --drafter would name; the old one stays if this fails."""
         models = replace(self._options.models, drafter=DRAFTER.convert(word, None, None), draft=None)
-        drafter, reason = None, "/drafter none"
+        resolved = Resolved(reason="/drafter none")
         if models.drafter != "none":
-            drafters, reason = models.choose_drafters()  # options that it has no use for wait for the next one
-            drafter = drafters.default
-        self._options.decoding.require_distributions(require_drafters(drafter))
-        self._llm.drafter = drafter
-        self._llm.drafter_reason = reason
+            resolved = models.choose_drafters()  # options that it has no use for wait for the next one
+        self._options.decoding.require_distributions(resolved.drafters)
+        self._llm.drafter = resolved
         self._options = replace(self._options, models=models)
 
     def _decode_as(self, options: Options) -> None:
-        options.decoding.require_distributions(require_drafters(self._llm.drafter))
+        options.decoding.require_distributions(self._llm.resolved.drafters)
         self._llm.decoding = options.decoding
         self._options = options
 

@@ -16,7 +16,6 @@ from pyfly_cpp.cli.options import Options, shared_options
 from pyfly_cpp.cli.terminal import note, write
 from pyfly_cpp.cli.text import SOME_TEXT, TEXT, piped_text
 from pyfly_cpp.decoding.data import drafter_as_data
-from pyfly_cpp.decoding.drafters import require_drafters
 from pyfly_cpp.errors import ContextFullError
 from pyfly_cpp.llama.fly_llama import FlyLlama
 from pyfly_cpp.llama.response_format import schema_grammar
@@ -64,7 +63,7 @@ def command(
     if not prompt:
         raise click.UsageError("the prompt is empty; give a PROMPT, a --file, or pipe text in.")
     rules = _grammar(grammar, json_schema)
-    llm, _ = options.load(FlyLlama)
+    llm = options.load(FlyLlama)
     try:
         if prompt_cache is not None:
             cache.load(Path(prompt_cache), llm)
@@ -125,7 +124,7 @@ def _run(
 
 
 def _settings(llm: FlyLlama, options: Options, chat: bool) -> dict[str, Any]:
-    drafters = require_drafters(llm.drafter)
+    drafters = llm.resolved.drafters
     return {
         **options.models.arguments,
         **options.sampling,

@@ -18,7 +18,7 @@ from pyfly_cpp.cli.loading import MODEL_ARGUMENT, Models, model_options, reading
 from pyfly_cpp.cli.measuring import look_at_machine
 from pyfly_cpp.cli.terminal import Answer, note, write, write_sentences
 from pyfly_cpp.decoding import PLAIN, Decoding
-from pyfly_cpp.decoding.drafters import AnyDrafter, require_drafters
+from pyfly_cpp.decoding.resolve import Resolved
 from pyfly_cpp.engine.stats import Stats
 from pyfly_cpp.llama.fly_llama import FlyLlama
 
@@ -64,13 +64,11 @@ def command(models: Models, max_tokens: int) -> None:
     """Answer one edit prompt without drafts, then with drafts (losslessly, or by --preset), and compare. Both are
     repeated in turns, up to three times within 45 seconds."""
     look_at_machine()
-    drafters, reason = models.drafters()
     as_set = models.setting.but(adaptive=True)
-    llm = models.load(FlyLlama, drafter=drafters.of(as_set))
+    llm = models.load(FlyLlama, drafter=models.resolved().of(as_set))
     try:
-        drafter = llm.drafter
-        names = " and ".join(map(str, require_drafters(drafter)))
-        note(f"drafter: {names} ({reason})")
+        drafter = llm.resolved
+        note(f"drafter: {' and '.join(map(str, drafter.drafters))} ({drafter.reason})")
         note(f"--- prompt ---\n{PROMPT}")
         answer(llm, PLAIN, None, 8)  # warms up
         turns: list[Turn] = []
@@ -96,7 +94,7 @@ def command(models: Models, max_tokens: int) -> None:
 
 
 def answer(
-    llm: FlyLlama, setting: Decoding, drafter: AnyDrafter | None, max_tokens: int, is_shown: bool = False
+    llm: FlyLlama, setting: Decoding, drafter: Resolved | None, max_tokens: int, is_shown: bool = False
 ) -> tuple[str, Stats]:
     """The answer to PROMPT as a process gives it that has answered nothing before: its text, and what was counted.
     Drafters and the governor are made anew, so that they know nothing of earlier answers, which were the same."""

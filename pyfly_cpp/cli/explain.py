@@ -15,7 +15,6 @@ from pyfly_cpp.cli.options import TEMPERATURE_OPTION
 from pyfly_cpp.cli.terminal import Answer, note
 from pyfly_cpp.cli.text import TEXT
 from pyfly_cpp.decoding import EXACT, Decoding
-from pyfly_cpp.decoding.drafters import require_drafters
 from pyfly_cpp.evaluation.explain import make_page, render
 from pyfly_cpp.machine.files import require_free, write_atomically
 
@@ -73,7 +72,7 @@ def command(
     def detokenize(tokens: list[int]) -> bytes:
         return bytes(llm.detokenize(tokens, special=True))
 
-    drafter = " and ".join(map(str, require_drafters(generator.drafters.of(setting))))
+    drafter = " and ".join(map(str, generator.drafters.of(setting).drafters))
     page = make_page(generated, detokenize, llm.vocabulary.is_control, prompt, setting, models.model, drafter)
     write_atomically(output, render(page))
     answer = Answer()

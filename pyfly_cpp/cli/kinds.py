@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from pyfly_cpp.decoding.drafters import require_word
-from pyfly_cpp.decoding.drafting import AUTO as AUTO_DRAFTER
 from pyfly_cpp.decoding.gates import parse_gate
+from pyfly_cpp.decoding.resolve import AUTO as AUTO_DRAFTER
 from pyfly_cpp.decoding.windows import Window
 from pyfly_cpp.errors import did_you_mean
 from pyfly_cpp.llama.prompting import chat_formats

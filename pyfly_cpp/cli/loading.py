@@ -19,7 +19,6 @@ from pyfly_cpp.cli.headings import Declared, declares, drafting, machine, number
 from pyfly_cpp.cli.kinds import CHAT_FORMAT, COUNT, DRAFTER, NAMES, SERVERS, SHARES, SIZE, THREAD_COUNT, Int, Real
 from pyfly_cpp.cli.terminal import Bar, leave_on_interrupt, note, warn
 from pyfly_cpp.decoding import Decoding, written_drafters
-from pyfly_cpp.decoding.auto import drafter_of_file
 from pyfly_cpp.decoding.drafters import (
     DRAFTERS,
     AnyOption,
@@ -28,10 +27,9 @@ from pyfly_cpp.decoding.drafters import (
     PathOption,
     PromptLookup,
     options_of,
-    require_drafters,
 )
-from pyfly_cpp.decoding.drafting import AUTO, Drafters, choose_drafters
 from pyfly_cpp.decoding.presets import SHIPPED, Preset, load_preset
+from pyfly_cpp.decoding.resolve import AUTO, Resolved, drafter_of_file, resolve
 from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.evaluation.parallel import choose_parallel
 from pyfly_cpp.llama.fly_llama import FlyLlama
@@ -140,19 +138,19 @@ class Models:
         said = Decoding() if self.preset is None else self.preset.setting(is_drafted)
         return replace(said, drafter="none") if self.drafter == "none" else said
 
-    def drafters(self, settings: Sequence[Decoding] = ()) -> tuple[Drafters, str]:
-        """As `choose_drafters`; also raises UsageError if neither the default drafter nor those of these settings have
-        a use for a file or an option that was given."""
-        drafters, why = self.choose_drafters()
-        parts = [part for setting in (Decoding(), *settings) for part in require_drafters(drafters.of(setting))]
+    def resolved(self, settings: Sequence[Decoding] = ()) -> Resolved:
+        """What drafts, as `choose_drafters`; also raises UsageError if neither that nor the drafters of these settings
+        have a use for a file or an option that was given."""
+        resolved = self.choose_drafters()
+        parts = [part for setting in (Decoding(), *settings) for part in resolved.of(setting).drafters]
         self.require_use(parts)
         if self.draft is not None and str(self.draft) not in [str(part.file) for part in parts]:
             kind = drafter_of_file(self.model, self.draft).word
-            note(f"--draft is not used: {why}; choose it with --drafter {kind}.")
-        return drafters, why
+            note(f"--draft is not used: {resolved.reason}; choose it with --drafter {kind}.")
+        return resolved
 
-    def choose_drafters(self) -> tuple[Drafters, str]:
-        """The drafters behind the words of settings, and the reason for the default. Raises ValueError."""
+    def choose_drafters(self) -> Resolved:
+        """What drafts, and why. Raises ValueError."""
         if self.drafter == "none":
             raise click.UsageError("this command needs a drafter; leave --drafter none out.")
         usual = {option.name: option.default for option in _DRAFTER_OPTIONS if option.default is not None}
@@ -160,7 +158,10 @@ class Models:
         preset = [one.but(**one.fields_of(self.drafting)) for one in named if isinstance(one, OwnDrafter)]
         options = {**usual, **self.drafting}
         with reasons_from(self._log()):
-            return choose_drafters(self.model, self.draft, self.drafter, preset, options)
+            word, _, file = self.drafter.partition(":")
+            drafter = f"{word}:{resolve_model(file)}" if file else word
+            resolved = resolve(self.model, drafter, self.draft, preset, options)
+        return resolved if self.drafter == AUTO else replace(resolved, reason=f"--drafter {self.drafter}")
 
     def require_use(self, parts: Sequence[Any]) -> None:
         """Raises UsageError if a file or an option was given that none of these drafters, which are all, has a use

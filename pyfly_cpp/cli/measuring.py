@@ -16,7 +16,7 @@ from pyfly_cpp.cli.loading import Models
 from pyfly_cpp.cli.terminal import shown, warn, write
 from pyfly_cpp.decoding import EXACT, PLAIN, Decoding, parse_settings
 from pyfly_cpp.decoding.data import drafter_as_data
-from pyfly_cpp.decoding.drafters import DRAFTERS, is_optional, require_drafters
+from pyfly_cpp.decoding.drafters import DRAFTERS
 from pyfly_cpp.evaluation.drafting import files_of, load_generator
 from pyfly_cpp.evaluation.machine import CONDITIONS, describe_machine, describe_model, disturbance
 from pyfly_cpp.machine.files import require_free
@@ -109,24 +109,23 @@ def open_session(models: Models, settings: Sequence[Decoding], n_parallel: int |
         ValueError, PyflyError, UsageError: a file is missing or unfit, or options or settings do not go together.
     """
     machine = look_at_machine()
-    drafters, reason = models.drafters(settings)
-    generator = models.load(load_generator, drafters, settings, n_parallel)
+    generator = models.load(load_generator, models.resolved(settings), settings, n_parallel)
     drafters = generator.drafters
-    llm, default = generator.llm, require_drafters(drafters.of(Decoding()))
+    llm, default = generator.llm, drafters.of(Decoding())
     said = {**models.arguments, **models.drafting}
     n_gpu_layers = said.pop("n_gpu_layers")
     described: dict[str, Any] = {
         **{name: value for name, value in said.items() if name != "verbose"},
         "model": describe_model(models.model),
-        "drafter": [_without_folder(drafter_as_data(drafter)) for drafter in default],
+        "drafter": [_without_folder(drafter_as_data(drafter)) for drafter in default.drafters],
         "draft_files": [describe_model(path) for path in files_of(drafters, settings)],
         "n_ctx": generator.n_ctx,
         "n_threads": said["n_threads"],
         "gpu_layers": n_gpu_layers if llama_cpp.llama_supports_gpu_offload() or _PLACED & said.keys() else 0,
         "chat_format": llm.chat_format,
     }
-    names = [f"{one} (if adaptive)" if is_optional(one) else str(one) for one in default]
-    return Session(generator, machine, described, f"{' and '.join(names)} ({reason})")
+    names = [f"{one} (if adaptive)" if one in default.may_be_left_out else str(one) for one in default.drafters]
+    return Session(generator, machine, described, f"{' and '.join(names)} ({default.reason})")
 
 
 def require_outputs(files: Sequence[str | None], force: bool, plot: str | None = None) -> None:

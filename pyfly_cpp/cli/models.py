@@ -14,8 +14,8 @@ from rich.progress import DownloadColumn, TimeRemainingColumn
 
 from pyfly_cpp.cli.self_draft import command as draft
 from pyfly_cpp.cli.terminal import Bar, note, write
-from pyfly_cpp.decoding.auto import own_head
 from pyfly_cpp.decoding.companions import companions
+from pyfly_cpp.decoding.resolve import has_mtp_head
 from pyfly_cpp.machine.memory import in_words
 from pyfly_cpp.models import hub
 from pyfly_cpp.models import named as models
@@ -158,7 +158,7 @@ def _offer(offer: Offer) -> dict[str, Any]:
 
 
 def _show_companions(path: Path, as_json: bool) -> None:
-    own = own_head(path)
+    has_head = has_mtp_head(path)
     here = list(companions(path))
     published = published_pair(path)
     if as_json:
@@ -166,20 +166,20 @@ def _show_companions(path: Path, as_json: bool) -> None:
             {"path": str(one.path), "drafter": one.drafter.word, "size": one.size, "share": one.share} for one in here
         ]
         shown = None if published is None else asdict(published)
-        click.echo(json.dumps({"mtp_head": own is not None, "here": files, "published": shown}, indent=2))
+        click.echo(json.dumps({"mtp_head": has_head, "here": files, "published": shown}, indent=2))
         return
-    if own is not None:
+    if has_head:
         click.echo("* the model's own MTP head")
     width = max((len(one.path.name) for one in here), default=0)
     for i, one in enumerate(here):
-        mark = "*" if i == 0 and own is None else " "
+        mark = "*" if i == 0 and not has_head else " "
         click.echo(f"{mark} {one.path.name:{width}}  {in_words(one.size):>7}  {one.share:4.0%}  {one.drafter.noun}")
-    if own is None and not here:
+    if not has_head and not here:
         click.echo("No file on this machine fits it as a draft.")
-    if own is not None or here:
+    if has_head or here:
         note("* used by --drafter auto; the percentage is the share of the model's size")
     _show_published(published, as_json)
-    if own is None:
+    if not has_head:
         _suggest_own_draft(shlex.quote(str(path)))
 
 

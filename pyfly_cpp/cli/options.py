@@ -18,6 +18,7 @@ from pyfly_cpp.cli.kinds import GATE, SEED, SIZE, WINDOW, Int, Length, Real
 from pyfly_cpp.cli.loading import MEMORY_OPTIONS, Models, model_options
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.decoding.gates import Gate, Stochastic, examples
+from pyfly_cpp.decoding.resolve import Resolved
 
 T = TypeVar("T")
 
@@ -85,8 +86,8 @@ class Options:
         said = own.but(gate=self.gate, draft_max=self.draft_max, adaptive=self.adaptive)
         return said if self.window is None else said.but(window=said.effective_window.but_written(self.window))
 
-    def load(self, kind: Callable[..., T], *first: Any, **arguments: Any) -> tuple[T, str]:
-        """Loads the model as a `FlyLlama` or `FlyBatch`, with what drafts for it; returns it, and why that drafts.
+    def load(self, kind: Callable[..., T], *first: Any, **arguments: Any) -> T:
+        """Loads the model as a `FlyLlama` or `FlyBatch`, with what drafts for it.
 
         Args:
             first: Arguments behind the model's path.
@@ -94,15 +95,13 @@ class Options:
         Raises:
             ValueError, PyflyError, UsageError: a file is missing or unfit, or options do not go together.
         """
-        decoding, default = self.decoding, None
+        decoding = self.decoding
         if decoding.drafter == "none":
             self.models.require_use([])
-            reason = "--drafter none" if self.models.drafter == "none" else "the preset sets it"
+            resolved = Resolved(reason="--drafter none" if self.models.drafter == "none" else "the preset sets it")
         else:
-            drafters, reason = self.models.drafters()
-            default = drafters.default
-        arguments = {**vars(decoding), "drafter": default, **arguments}
-        return self.models.load(kind, *first, **arguments), reason
+            resolved = self.models.resolved()
+        return self.models.load(kind, *first, **{**vars(decoding), "drafter": resolved, **arguments})
 
     def request(self) -> dict[str, Any]:
         """Keyword arguments of `create_completion` and `create_chat_completion`, for one request."""

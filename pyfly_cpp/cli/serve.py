@@ -17,7 +17,7 @@ from pyfly_cpp.cli.kinds import PARALLEL_COUNT, WORDS, Real
 from pyfly_cpp.cli.loading import MODEL_ARGUMENT
 from pyfly_cpp.cli.options import Options, shared_options
 from pyfly_cpp.cli.terminal import note
-from pyfly_cpp.decoding.drafters import PromptLookup, require_drafters
+from pyfly_cpp.decoding.drafters import PromptLookup
 from pyfly_cpp.errors import counted
 from pyfly_cpp.llama.fly_batch import FlyBatch
 from pyfly_cpp.machine.threads import AUTO
@@ -123,9 +123,9 @@ def command(
     bound = open_socket(host, port)  # before the model is loaded: a port in use is known at once
     try:
         n_parallel = options.models.choose_parallel() if isinstance(parallel, str) else parallel
-        batch, _ = options.load(FlyBatch, n_parallel, longest_pause=_LONGEST_PAUSE)
+        batch = options.load(FlyBatch, n_parallel, longest_pause=_LONGEST_PAUSE)
         with batch:
-            lookups = [part for part in require_drafters(batch.llama.drafter) if isinstance(part, PromptLookup)]
+            lookups = [part for part in batch.llama.resolved.drafters if isinstance(part, PromptLookup)]
             if len(keys) > 1 and any(lookup.memory_file is not None for lookup in lookups):
                 raise ValueError("a --lookup-memory is not kept apart by API keys; give one key, or leave it out.")
             sampling = {k: v for k, v in options.sampling.items() if k not in ("seed", "max_tokens")}
@@ -144,7 +144,7 @@ def command(
                 with contextlib.suppress(OSError):  # a full disk
                     note(
                         f"{settings.name} is served at {url}/v1 to programs, and at {url} to a browser. Ctrl-C stops. "
-                        f"Drafter: {' and '.join(map(str, require_drafters(batch.llama.drafter))) or 'none'}. Gate: "
+                        f"Drafter: {' and '.join(map(str, batch.llama.resolved.drafters)) or 'none'}. Gate: "
                         f"{batch.decoding.gate}. At most {counted(batch.n_parallel, 'request')} at a time, each "
                         f"with a context of {batch.n_ctx} tokens."
                     )

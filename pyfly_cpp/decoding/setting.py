@@ -34,8 +34,7 @@ class Decoding:
     """How to decode: one value, whoever asks for it (a FlyLlama, a request, a preset, a command, a benchmark).
 
     There are three ways to write one. `parse(str(d)) == d.canonical()`, if the drafter is None or a word;
-    `from_dict(d.to_dict()) == d`, except that an automatic `DemoDraft` comes back as a `CrossVocabulary`,
-    and a `LookupAsWell` as a `PromptLookup`.
+    `from_dict(d.to_dict()) == d`.
     `d.but(...)` resolves: arguments override the fields of `d`, so that
     `Decoding().but(**preset).but(**options).but(**request)` is the whole order of precedence.
 

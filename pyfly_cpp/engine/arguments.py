@@ -12,7 +12,6 @@ from typing import Any
 import llama_cpp
 
 from pyfly_cpp.decoding import Decoding
-from pyfly_cpp.decoding.drafters import Drafter
 from pyfly_cpp.decoding.drafters.drafter import field_names
 from pyfly_cpp.machine.cache_types import require_cache_types
 from pyfly_cpp.ranges import is_integer, require_integer
@@ -110,11 +109,3 @@ def require_fitting(draft_max: int | None, n_batch: int) -> None:
             f"draft_max is {draft_max}, but a batch of n_batch = {n_batch} tokens holds the last token and at "
             f"most {n_batch - 1} drafts; lower draft_max or raise n_batch."
         )
-
-
-def draft_max_of(drafter: Drafter, asked: int | None, n_batch: int = 2**31) -> int:
-    """Most tokens in a step with this drafter: the number set for all or for this one, or else its own, as far as a
-    batch of n_batch holds them."""
-    asked = getattr(drafter, "draft_max", None) if asked is None else asked
-    k: int = getattr(drafter, "draft_most", 10) if asked is None else asked
-    return min(k, n_batch - 1)

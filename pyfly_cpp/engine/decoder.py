@@ -13,9 +13,9 @@ import llama_cpp
 from pyfly_cpp import _native
 from pyfly_cpp.decoding import EXACT
 from pyfly_cpp.decoding.drafters import Drafter, Host, open_drafter
+from pyfly_cpp.decoding.resolve import draft_max_of
 from pyfly_cpp.engine.access import CLOSED
 from pyfly_cpp.engine.adapters import applied
-from pyfly_cpp.engine.arguments import draft_max_of
 from pyfly_cpp.engine.stats import Governor, Stats, Threads
 
 

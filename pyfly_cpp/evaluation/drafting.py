@@ -9,9 +9,8 @@ from typing import Any
 
 from pyfly_cpp import _native
 from pyfly_cpp.decoding import Decoding
-from pyfly_cpp.decoding.drafters import MTP, Drafter, OwnDrafter, PromptLookup, has_own_head, require_drafters
-from pyfly_cpp.decoding.drafting import Drafters
-from pyfly_cpp.engine.arguments import draft_max_of
+from pyfly_cpp.decoding.drafters import MTP, Drafter, OwnDrafter, PromptLookup, has_own_head
+from pyfly_cpp.decoding.resolve import Resolved, draft_max_of
 from pyfly_cpp.evaluation.generation import Generator
 from pyfly_cpp.evaluation.parallel import ParallelGenerator
 from pyfly_cpp.llama.fly_batch import FlyBatch
@@ -20,7 +19,7 @@ from pyfly_cpp.llama.fly_llama import FlyLlama
 
 def load_generator(
     model: str | os.PathLike[str],
-    drafters: Drafters,
+    drafters: Resolved,
     settings: Sequence[Decoding],
     n_parallel: int | None = None,
     **arguments: Any,
@@ -35,8 +34,8 @@ def load_generator(
     Raises:
         ValueError, PyflyError: as of `FlyLlama`, `FlyBatch` and `Generator.require`.
     """
-    if n_parallel is not None or not any(setting.adaptive and setting.drafter is None for setting in settings):
-        drafters = drafters.without_optional()
+    is_governed = any(setting.adaptive and setting.drafter is None for setting in settings)
+    drafters = drafters.kept(is_governed, n_parallel or 1)
     first = _first_drafter(model, drafters, settings)
     arguments = {"drafter": first, "adaptive": False, **arguments}
     generator: Generator
@@ -48,9 +47,9 @@ def load_generator(
     return generator
 
 
-def _first_drafter(model: str | os.PathLike[str], drafters: Drafters, settings: Sequence[Decoding]) -> Drafter | None:
+def _first_drafter(model: str | os.PathLike[str], drafters: Resolved, settings: Sequence[Decoding]) -> Drafter | None:
     """Arguments to load a target with, so that it has its head if one is needed, and room to roll back."""
-    wanted = [(require_drafters(drafters.of(setting)), setting.draft_max) for setting in settings]
+    wanted = [(drafters.of(setting).drafters, setting.draft_max) for setting in settings]
     own_head = any(has_own_head(parts) for parts, _ in wanted if parts)
     k = max((draft_max_of(part, k or None) for parts, k in wanted for part in parts), default=0)
     if own_head:
@@ -58,8 +57,8 @@ def _first_drafter(model: str | os.PathLike[str], drafters: Drafters, settings: 
     return PromptLookup(num_pred_tokens=k, memory=0) if k else None
 
 
-def files_of(drafters: Drafters, settings: Sequence[Decoding]) -> list[Path]:
+def files_of(drafters: Resolved, settings: Sequence[Decoding]) -> list[Path]:
     """The files that draft for these settings, each once."""
-    parts = [part for setting in settings for part in require_drafters(drafters.of(setting))]
+    parts = [part for setting in settings for part in drafters.of(setting).drafters]
     paths = [part.file for part in parts if isinstance(part, OwnDrafter)]
     return [Path(path) for path in dict.fromkeys(paths) if path is not None]

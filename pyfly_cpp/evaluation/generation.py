@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from pyfly_cpp.decoding import PLAIN, Decoding
-from pyfly_cpp.decoding.drafters import has_head
-from pyfly_cpp.decoding.drafting import Drafters
+from pyfly_cpp.decoding.drafters import PromptLookup, has_head
+from pyfly_cpp.decoding.resolve import Resolved
 from pyfly_cpp.engine.output import Piece
 from pyfly_cpp.engine.request import Request
 from pyfly_cpp.engine.stats import Record, Round, Stats
@@ -82,12 +82,12 @@ class Generated:
 class Generator:
     """Decodes prompts with changing settings on one loaded target."""
 
-    def __init__(self, llm: FlyLlama, drafters: Drafters = Drafters()) -> None:  # noqa: B008 - frozen
+    def __init__(self, llm: FlyLlama, drafters: Resolved = Resolved((PromptLookup(),))) -> None:  # noqa: B008 - frozen
         """
         Args:
             llm: The target; gate, window, drafter, draft_max and adaptive are set by every generation. Settings that
                 use its own MTP head need it loaded with that head.
-            drafters: What the drafter words of settings stand for.
+            drafters: What drafts, and what the drafter words of settings stand for.
         """
         self.llm = llm
         self.drafters = drafters
@@ -151,7 +151,7 @@ class Generator:
             How much to keep; pass it to `forget` before every generation from `prompt`.
         """
         drafting = [setting for setting in settings if not setting.is_plain]
-        if not self.llm.can_speculate or any(has_head(self.drafters.of(setting)) for setting in drafting):
+        if not self.llm.can_speculate or any(has_head(self.drafters.of(setting).drafter) for setting in drafting):
             return 0
         # An adaptive setting would take this for a text.
         for setting in (PLAIN, *[setting for setting in drafting if not setting.adaptive][:1]):
@@ -182,7 +182,7 @@ class Generator:
                 llm.drafter = None  # as long as there is a head, the target keeps hidden states for it
             return
         wanted = self.drafters.of(setting)
-        if llm.drafter != wanted:
+        if llm.resolved != wanted:
             llm.drafter = wanted
 
     def generate(

@@ -16,7 +16,8 @@ from typing import Any
 import llama_cpp
 
 from pyfly_cpp.decoding import Decoding
-from pyfly_cpp.decoding.drafting import Drafters
+from pyfly_cpp.decoding.drafters import PromptLookup
+from pyfly_cpp.decoding.resolve import Resolved
 from pyfly_cpp.evaluation.generation import Generated, Generator, Prompt, generated, request_for
 from pyfly_cpp.evaluation.shares import Shares
 from pyfly_cpp.llama.fly_batch import FlyBatch
@@ -61,7 +62,7 @@ class Order:
 class ParallelGenerator(Generator):
     """Decodes prompts with changing settings on one loaded target, several at a time."""
 
-    def __init__(self, batch: FlyBatch, drafters: Drafters = Drafters()) -> None:  # noqa: B008 - frozen
+    def __init__(self, batch: FlyBatch, drafters: Resolved = Resolved((PromptLookup(),))) -> None:  # noqa: B008 - frozen
         """`batch`: nobody else may use it; as for a `Generator` otherwise."""
         self._batch = batch
         super().__init__(batch.llama, drafters)

@@ -18,7 +18,6 @@ from types import TracebackType
 from typing import Any, TypeVar, Union
 
 from pyfly_cpp.decoding import OF_REQUEST, Decoding
-from pyfly_cpp.decoding.drafters import require_drafters
 from pyfly_cpp.engine.arguments import require_fitting, require_names
 from pyfly_cpp.engine.feed import Feed
 from pyfly_cpp.engine.handle import Handle
@@ -108,7 +107,7 @@ class FlyBatch:
     def __repr__(self) -> str:
         llama = self._llama
         name = os.path.basename(llama.model_path)
-        drafters = ", ".join(map(str, require_drafters(llama.drafter))) or "no drafter"
+        drafters = ", ".join(map(str, llama.resolved.drafters)) or "no drafter"
         return f"<FlyBatch {name}: {self.n_parallel} requests of {self.n_ctx} tokens, {drafters}, gate {llama.gate}>"
 
     # ---- Requests ----------------------------------------------------------------------------------------------------

@@ -22,24 +22,15 @@ from typing import Any
 
 import llama_cpp
 from llama_cpp.llama import LogitsProcessorList
-from typing_extensions import Self, TypeGuard, Unpack
+from typing_extensions import Self, Unpack
 
 from pyfly_cpp import _native
 from pyfly_cpp.decoding import OF_REQUEST, Decoding
-from pyfly_cpp.decoding.auto import choose_drafter, drafter_of_file
-from pyfly_cpp.decoding.drafters import (
-    WORDS,
-    Drafter,
-    OwnDrafter,
-    as_given,
-    has_own_head,
-    is_optional,
-    require_drafters,
-    without_optional,
-)
+from pyfly_cpp.decoding.drafters import Drafter, OwnDrafter, has_own_head
 from pyfly_cpp.decoding.gates import Exact, Gate, require_gate, why_all, why_beyond, why_strict
+from pyfly_cpp.decoding.resolve import Resolved, draft_max_of, resolve
 from pyfly_cpp.decoding.windows import Window, require_window
-from pyfly_cpp.engine.arguments import draft_max_of, require_base_arguments, require_fitting, require_names
+from pyfly_cpp.engine.arguments import require_base_arguments, require_fitting, require_names
 from pyfly_cpp.engine.output import Output, Piece
 from pyfly_cpp.engine.request import Request
 from pyfly_cpp.engine.stats import Record, Stats
@@ -60,11 +51,6 @@ def _close_all() -> None:
     for llm in list(_OPEN):
         with contextlib.suppress(BusyError):
             llm.close()
-
-
-def _is_file(drafter: object) -> TypeGuard[str]:
-    """Whether this is the path of a draft model or head, with no drafter's word before it."""
-    return isinstance(drafter, str) and drafter.endswith(".gguf") and drafter.partition(":")[0] not in WORDS
 
 
 class FlyLlama(CompletingLlama):
@@ -91,14 +77,12 @@ class FlyLlama(CompletingLlama):
     """How each token of the last generation was produced, prompt excluded, if `trace` was on; else empty."""
     on_prefill: Callable[[int, int], None] | None
     """Called with (evaluated, all) prompt tokens after every batch of a prompt of several batches."""
-    drafter_reason: str | None = None
-    """The reason for this drafter, if it was chosen automatically; a sentence without its full stop."""
 
     def __init__(
         self,
         model_path: str | os.PathLike[str],
         *,
-        drafter: Drafter | Sequence[Drafter] | str | None = None,
+        drafter: Drafter | Sequence[Drafter] | Resolved | str | None = None,
         gate: Gate | str = Exact(),  # noqa: B008 - frozen
         window: Window | str | None = None,
         draft_max: int | None = None,
@@ -163,28 +147,20 @@ class FlyLlama(CompletingLlama):
         self.trace = trace
         self.on_prefill = on_prefill
         self.records = []
+        self._resolved = Resolved()
         self._warned: set[str] = set()
         model_path = model_file(model_path)
         require_gguf(model_path)
-        reason = None
-        if drafter == "auto":
-            drafter, reason = choose_drafter(model_path, draft_model)
-        elif drafter is None:
-            drafter = draft_model
-        elif _is_file(drafter):
-            drafter = drafter_of_file(model_path, drafter)
-        drafters = require_drafters(drafter)
-        if any(map(is_optional, drafters)) and not self._decoding.is_governed_with(drafters):
-            drafters = without_optional(drafters)
-            drafter = as_given(drafters)
-        self._decoding.require_distributions(drafters)
-        # Deeper drafts of what is optional are rolled back from checkpoints.
-        needed = without_optional(drafters) if not more.get("embedding") else ()
+        resolved = resolve(model_path, drafter, draft_model)
+        resolved = resolved.kept(self._decoding.is_governed_with(resolved.drafters))
+        self._decoding.require_distributions(resolved.drafters)
+        # Deeper drafts of what may be left out are rolled back from checkpoints.
+        needed = resolved.needed.drafters if not more.get("embedding") else ()
         wanted = [draft_max_of(one, draft_max) for one in needed]
         super().__init__(
             model_path,
             # An MTP head is read with the model or never.
-            has_own_head=has_own_head(drafter),
+            has_own_head=has_own_head(resolved.drafter),
             n_snapshots=max(wanted, default=0),
             rpc_servers=rpc_servers,
             devices=devices,
@@ -193,9 +169,8 @@ class FlyLlama(CompletingLlama):
             on_load=on_load,
             **more,
         )
-        self.drafter = drafter
-        self.drafter_reason = reason
-        self._decoding.require_distributions(require_drafters(self.drafter))  # without what could not be opened
+        self._draft_with(resolved, draft_model if drafter is None else drafter)
+        self._decoding.require_distributions(self._resolved.drafters)  # without what could not be opened
         require_fitting(draft_max, self.n_batch)
         self.warn_of_gate()
         if self._closes_at_exit:
@@ -231,7 +206,7 @@ class FlyLlama(CompletingLlama):
         self.close()
 
     def __repr__(self) -> str:
-        drafters = ", ".join(map(str, require_drafters(self.drafter))) or "no drafter"
+        drafters = ", ".join(map(str, self._resolved.drafters)) or "no drafter"
         name, closed = os.path.basename(self.model_path), ", closed" if self._access.is_closed else ""
         return f"<{type(self).__name__} {name}: {self._n_ctx} tokens of context, {drafters}, gate {self.gate}{closed}>"
 
@@ -254,36 +229,42 @@ class FlyLlama(CompletingLlama):
         return self._decoding.drafter
 
     @drafter.setter
-    def drafter(self, drafter: Drafter | Sequence[Drafter] | str | None) -> None:
-        reason = None
-        if drafter == "auto":
-            drafter, reason = choose_drafter(self.model_path)
-        elif _is_file(drafter):
-            drafter = drafter_of_file(self.model_path, drafter)
-        wanted = require_drafters(drafter)
+    def drafter(self, drafter: Drafter | Sequence[Drafter] | Resolved | str | None) -> None:
+        self._draft_with(resolve(self.model_path, drafter), drafter)
+
+    @property
+    def resolved(self) -> Resolved:
+        """The drafters, which of them may be left out, and why these. Assigning it to `drafter` restores them."""
+        return self._resolved
+
+    @property
+    def drafter_reason(self) -> str | None:
+        """The reason for this drafter, if it was chosen automatically; a sentence without its full stop."""
+        return self._resolved.reason
+
+    def _draft_with(self, wanted: Resolved, said: Any) -> None:
+        """Opens the drafters. `said`: how somebody has named them; a list that is drafted with as it is stays one."""
+        usable = wanted.kept(n_requests=self.n_parallel, embeds=bool(self.context_params.embeddings))
         with self._access.exclusive():
             self.decoder.keep_answers()  # the new one may begin with them
-            drafters, opened = self._open(wanted)
+            resolved, opened = self._open(usable)
             self._supersede()
             self.decoder.drafters = opened
-            given = as_given(drafters) if isinstance(drafter, str) or drafters != wanted else drafter
-            self._decoding = replace(self._decoding, drafter=given)
-            self.drafter_reason = reason
+            self._resolved = resolved
+            is_as_said = isinstance(said, (list, tuple)) and resolved.drafters == wanted.drafters
+            self._decoding = replace(self._decoding, drafter=said if is_as_said else resolved.drafter)
             if opened and self.adaptive and self.n_tokens == 0 and not self.context_params.embeddings:
                 self._configure(self._drafting(), True)
 
-    def _open(self, drafters: Sequence[Drafter]) -> tuple[Sequence[Drafter], list[_native.Drafter]]:
-        """The drafters and their native ones, without optional ones that cannot be opened, or are of no use."""
-        needed = without_optional(drafters)
-        if self.n_parallel > 1 or self.context_params.embeddings:
-            drafters = needed
+    def _open(self, wanted: Resolved) -> tuple[Resolved, list[_native.Drafter]]:
+        """What drafts, without what may be left out if that cannot be opened, and its native drafters."""
+        k, is_fixed = self._decoding.draft_max, not self._decoding.adaptive
         try:
-            k = self._decoding.draft_max
-            return drafters, self.decoder.open_drafters(drafters, k, self.n_batch, not self._decoding.adaptive)
+            return wanted, self.decoder.open_drafters(wanted.drafters, k, self.n_batch, is_fixed)
         except (PyflyError, ValueError, MemoryError):
-            if len(needed) == len(drafters):
+            if not wanted.may_be_left_out:
                 raise
-            return self._open(needed)
+            return self._open(wanted.needed)
 
     @property
     def draft_model(self) -> Any:
@@ -330,19 +311,16 @@ class FlyLlama(CompletingLlama):
     def draft_lengths(self, decoding: Decoding) -> list[int]:
         """Most tokens that each drafter proposes in a step of such a request. Whether that is governed is not its
         own."""
-        return [
-            0 if is_optional(one) and not self.adaptive else draft_max_of(one, decoding.draft_max, self.n_batch)
-            for one in require_drafters(self._decoding.drafter)
-        ]
+        return self._resolved.lengths(decoding.draft_max, self.adaptive, self.n_batch)
 
     def _drafting(self) -> list[tuple[Drafter, int]]:
         """Each drafter and its K."""
-        return list(zip(require_drafters(self._decoding.drafter), self.draft_lengths(self._decoding)))
+        return list(zip(self._resolved.drafters, self.draft_lengths(self._decoding)))
 
     @property
     def adaptive(self) -> bool:
         """Whether the governor chooses. None: unless a `draft_max` is set."""
-        return self._decoding.is_governed_with(require_drafters(self.drafter))
+        return self._decoding.is_governed_with(self._resolved.drafters)
 
     @adaptive.setter
     def adaptive(self, adaptive: bool | None) -> None:
@@ -352,7 +330,7 @@ class FlyLlama(CompletingLlama):
         return {
             **super().__getstate__(),
             **vars(self._decoding),
-            "drafter": None if self.draft_model is not None else self.drafter,
+            "drafter": None if self.draft_model is not None else self._resolved,
             "protected": self._protected,
             "trace": self.trace,
         }

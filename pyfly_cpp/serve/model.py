@@ -15,7 +15,6 @@ from llama_cpp import LlamaGrammar
 from llama_cpp.llama import LogitsProcessorList
 
 from pyfly_cpp.decoding import Decoding
-from pyfly_cpp.decoding.drafters import require_drafters
 from pyfly_cpp.engine.handle import Handle
 from pyfly_cpp.engine.markers import READ, THOUGHTS
 from pyfly_cpp.engine.processors import bias_processor
@@ -73,7 +72,7 @@ class Model:
     @property
     def drafters(self) -> list[str]:
         """The drafters."""
-        return [str(drafter) for drafter in require_drafters(self._llm.drafter)]
+        return [str(drafter) for drafter in self._llm.resolved.drafters]
 
     @property
     def has_failed(self) -> bool:

@@ -9,8 +9,8 @@ import pytest
 
 from pyfly_cpp import MTP, CrossVocabulary, DraftModel, Eagle3, FlyLlama, Margin, PromptLookup, Window
 from pyfly_cpp.decoding import Decoding, presets
-from pyfly_cpp.decoding.auto import LookupAsWell
 from pyfly_cpp.decoding.presets import SHIPPED, Preset, PresetError, load_preset, save_preset
+from pyfly_cpp.decoding.resolve import Resolved
 
 from .conftest import DRAFT, HYBRID, TARGET
 
@@ -222,7 +222,7 @@ def test_the_papers_preset_is_that_of_its_code(run):
 def test_a_shipped_preset_in_python():
     llm = FlyLlama.from_preset("fast", model_path=str(TARGET), n_ctx=256, n_threads=1, verbose=False)
     assert (str(llm.gate), llm.adaptive) == ("margin:0.3", True)
-    assert llm.drafter == (LookupAsWell(), Eagle3(str(HEAD))), "what is chosen for the model"
+    assert llm.resolved == Resolved((PromptLookup(), Eagle3(str(HEAD))), (PromptLookup(),)), "chosen for the model"
     llm.close()
     with pytest.raises(ValueError, match="the preset fast names no model"):
         FlyLlama.from_preset("fast")

@@ -49,8 +49,7 @@ from pyfly_cpp import (
     Window,
 )
 from pyfly_cpp.decoding import Decoding, companions
-from pyfly_cpp.decoding.auto import LookupAsWell, choose_drafter
-from pyfly_cpp.decoding.drafting import Drafters, choose_drafters
+from pyfly_cpp.decoding.resolve import Resolved, drafter_of_file, resolve
 from pyfly_cpp.errors import IncompatibleDraftError
 from pyfly_cpp.evaluation.generation import Generator
 
@@ -313,7 +312,7 @@ def test_a_companion_file_drafts_the_same(loaded, opened, tmp_path):
 
 def test_chained_blocks_draft_one_token_each(opened, tmp_path):
     path = chained_model(tmp_path / "chained.gguf", n_heads=2)
-    assert choose_drafter(path).drafter == MTP()
+    assert resolve(path).drafter == MTP()
     reference = llama_cpp.Llama(str(path), **SETTINGS)
     chained = opened(MTP(draft_max=2), path)
     single = opened(MTP(draft_max=1), path)
@@ -329,7 +328,7 @@ def test_chained_blocks_draft_one_token_each(opened, tmp_path):
     with pytest.raises(ValueError, match=r"draft_max is 3.*2 chained NextN layers"):
         FlyLlama(path, drafter=MTP(), draft_max=3, **SETTINGS)
     FlyLlama(path, drafter=MTP(), draft_max=3, **{**SETTINGS, "adaptive": True}).close()  # at most so many
-    generator = Generator(chained, Drafters((MTP(),)))
+    generator = Generator(chained, Resolved((MTP(),)))
     generator.require([Decoding(drafter="mtp", draft_max=2)])
     with pytest.raises(ValueError, match=r"draft_max is 3.*2 chained NextN layers"):
         generator.require([Decoding(drafter="mtp", draft_max=3)])
@@ -341,21 +340,11 @@ def test_chained_blocks_draft_one_token_each(opened, tmp_path):
     reference.close()
 
 
-def test_auto_takes_the_head_else_a_draft_else_lookup(loaded, opened, tmp_path, monkeypatch):
-    chosen = choose_drafter(HYBRID, DRAFT)
-    assert chosen.drafter == MTP()
-    assert "has an MTP head" in chosen.reason
-    assert choose_drafter(LLAMA, DRAFT).drafter == (LookupAsWell(), DraftModel(DRAFT))
-    assert choose_drafter(LLAMA, PromptLookup(3)).drafter == PromptLookup(3)
-    alone = shutil.copy(LLAMA, tmp_path / "alone.gguf")
+def test_auto(loaded, opened, tmp_path, monkeypatch):
     monkeypatch.setattr(companions, "places", lambda: [])
-    assert isinstance(choose_drafter(alone).drafter, PromptLookup)
-    beside = shutil.copy(DRAFT, tmp_path / "beside.gguf")
-    assert choose_drafter(alone).drafter == (LookupAsWell(), DraftModel(beside))
-    os.remove(beside)
     announced = edit_gguf(HYBRID, tmp_path / "announced.gguf", tensors=without("blk.4.nextn.eh_proj.weight"))
-    chosen = choose_drafter(announced)
-    assert isinstance(chosen.drafter, PromptLookup)
+    chosen = resolve(announced)
+    assert isinstance(chosen.drafters[0], PromptLookup)
     assert "no MTP head that llama.cpp can run" in chosen.reason
     auto = opened("auto", HYBRID)
     assert auto.drafter == MTP()
@@ -367,7 +356,7 @@ def test_auto_takes_the_head_else_a_draft_else_lookup(loaded, opened, tmp_path, 
 
 
 def test_lookup_as_well_asks_for_no_more_states_of_a_recurrent_model(opened):
-    both = opened((LookupAsWell(), DraftModel(DRAFT)), HYBRID, adaptive=True)
+    both = opened(Resolved((PromptLookup(), DraftModel(DRAFT)), (PromptLookup(),)), HYBRID, adaptive=True)
     assert both.context_params.n_rs_seq == 8
     for prompt in prompts(2):
         assert generate(both, prompt * 3) == generate(opened(None, HYBRID), prompt * 3)
@@ -717,7 +706,7 @@ def test_a_file_is_the_drafter_that_its_header_says(tmp_path):
     """Without a word for it: as --draft, and as the path of a drafter in Python."""
     for path, word in ((EAGLE3, Eagle3), (DFLASH, DFlash), (DRAFT, DraftModel)):
         file = str(path)
-        assert choose_drafters(LLAMA, file)[0].default == (LookupAsWell.make(), word(file))
+        assert drafter_of_file(LLAMA, file) == word(file)
         with FlyLlama(str(LLAMA), drafter=file, n_ctx=256, verbose=False) as llm:
             assert isinstance(llm.drafter, word) and os.path.basename(file) in repr(llm)
             llm.drafter = None

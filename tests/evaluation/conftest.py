@@ -40,12 +40,12 @@ def tiny():
 def generator(tiny):
     """One loaded target with its draft; tests set what they need by settings."""
     from pyfly_cpp import DraftModel, FlyLlama
-    from pyfly_cpp.decoding.drafting import Drafters
+    from pyfly_cpp.decoding.resolve import Resolved
     from pyfly_cpp.evaluation.generation import Generator
 
     target, draft = tiny
     llm = FlyLlama(str(target), n_ctx=1024, n_threads=1, n_threads_batch=1, flash_attn=True, verbose=False)
-    yield Generator(llm, Drafters((DraftModel(str(draft)),)))
+    yield Generator(llm, Resolved((DraftModel(str(draft)),)))
     llm.close()
 
 
@@ -62,14 +62,14 @@ def generators(tiny_target_f32, tiny):
     import llama_cpp
 
     from pyfly_cpp import DraftModel, FlyBatch, FlyLlama
-    from pyfly_cpp.decoding.drafting import Drafters
+    from pyfly_cpp.decoding.resolve import Resolved
     from pyfly_cpp.evaluation.generation import Generator
     from pyfly_cpp.evaluation.parallel import ParallelGenerator
 
     f32 = llama_cpp.GGML_TYPE_F32
     options = {"n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1, "verbose": False, "type_k": f32, "type_v": f32,
                "flash_attn": False}  # fmt: skip
-    drafters = Drafters((DraftModel(str(tiny[1])),))
+    drafters = Resolved((DraftModel(str(tiny[1])),))
     llm = FlyLlama(tiny_target_f32, **options)
     batch = FlyBatch(tiny_target_f32, 3, **options)
     yield Generator(llm, drafters), ParallelGenerator(batch, drafters)

@@ -6,10 +6,9 @@ import dataclasses
 
 import pytest
 
-from pyfly_cpp import MTP, DraftModel, Eagle3, PromptLookup
+from pyfly_cpp import MTP, Eagle3, PromptLookup
 from pyfly_cpp.decoding import EXACT, PLAIN, Decoding
-from pyfly_cpp.decoding.auto import LookupAsWell
-from pyfly_cpp.decoding.drafting import Drafters, choose_drafters
+from pyfly_cpp.decoding.resolve import Resolved, resolve
 from pyfly_cpp.errors import IncompatibleDraftError
 from pyfly_cpp.evaluation.drafting import load_generator
 from pyfly_cpp.evaluation.generation import Generator, Prompt
@@ -86,7 +85,7 @@ def test_a_head_has_seen_the_prompt_whoever_ran_before(tiny, settings):
     if not head.exists():
         pytest.skip(f"{head.name} is not there")
     llm = FlyLlama(str(target), n_ctx=512, n_threads=1, n_threads_batch=1, verbose=False)
-    generator = Generator(llm, Drafters((Eagle3(str(head)),)))
+    generator = Generator(llm, Resolved((PromptLookup(),), given=(Eagle3(str(head)),)))
     exact = Decoding.parse("exact eagle3")
     settings = [exact if setting == EXACT else setting for setting in settings]
     prompt = generator.render(MESSAGES)
@@ -162,9 +161,8 @@ def test_the_models_own_head(tiny):
     path = tiny[0].with_name("tiny-qwen35-mtp-f16.gguf")
     if not path.exists():
         pytest.skip(f"{path.name} is not there")
-    drafters, reason = choose_drafters(path)
-    assert reason == "the model has an MTP head" and isinstance(drafters.default, MTP)
-    assert drafters.words() == ["mtp", "lookup"]
+    drafters = resolve(path)
+    assert drafters.drafters == (MTP(),)
     settings = [PLAIN, EXACT, Decoding.parse("exact mtp k=5"), Decoding.parse("exact lookup")]
     arguments = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
     heads = load_generator(path, drafters, settings, **arguments)
@@ -177,41 +175,6 @@ def test_the_models_own_head(tiny):
     with pytest.raises(ValueError, match="loaded without its MTP head"):
         plain.require([EXACT])
     plain.llm.close()
-
-
-def test_what_the_words_stand_for(tiny, monkeypatch):
-    target, draft = tiny
-    head = str(target.with_name("tiny-llama-eagle3-f16.gguf"))
-    found, reason = choose_drafters(target)
-    assert "next to it fits" in reason and found.default == (LookupAsWell(), Eagle3(head))
-    assert found.words() == ["eagle3", "lookup"], "a file that was found is there"
-    assert found.of(Decoding.parse("exact k=4 eagle3")) == Eagle3(head)
-    assert found.of(Decoding.parse("exact k=4 lookup")) == PromptLookup(memory=0), "and drafts as it is asked to"
-    monkeypatch.setattr("pyfly_cpp.decoding.auto.companions", lambda _: iter(()))  # the other tiny models lie beside it
-    assert choose_drafters(target)[0].of(EXACT) == PromptLookup(memory=0)
-    assert choose_drafters(target, draft)[0].of(EXACT) == (LookupAsWell(memory=0), DraftModel(draft))
-    assert choose_drafters(target, draft, options={"lookup_texts": (__file__,)})[0].default == (
-        PromptLookup.make(texts=(__file__,)),
-        DraftModel(draft),
-    ), "files to search are not optional"
-    drafters, reason = choose_drafters(target, draft, "eagle3")
-    assert drafters.of(EXACT) == Eagle3(draft) and reason == "--drafter eagle3"
-    assert drafters.words() == ["eagle3", "lookup"]
-    assert choose_drafters(target, draft, f"mtp:{draft}")[0].of(EXACT) == MTP(draft)
-    assert choose_drafters(target, draft, "both")[0].of(EXACT) == (PromptLookup(memory=0), DraftModel(draft))
-    preset = DraftModel("old.gguf", draft_max=5)
-    assert choose_drafters(target, None, "auto", [preset])[0].of(EXACT) == preset
-    assert choose_drafters(target, draft, "auto", [preset])[0].of(EXACT) == DraftModel(draft, draft_max=5)
-    assert choose_drafters(target, None, "lookup", [preset])[0].of(EXACT) == PromptLookup(memory=0)
-    both = (LookupAsWell(memory=0), DraftModel(draft))
-    assert choose_drafters(target, draft, "auto", [PromptLookup(3)])[0].of(EXACT) == both
-    for word, message in (
-        ("draft", "needs a draft model; write draft:FILE, or give"),
-        ("eagle3", "eagle3:FILE"),
-        ("mpt", "Did you mean 'mtp'"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            choose_drafters(target, None, word)
 
 
 def test_rounds(generator):

@@ -282,10 +282,10 @@ sys.path.insert(0, sys.argv[1])
 from test_runner import plan
 from pyfly_cpp import DraftModel, FlyLlama
 from pyfly_cpp.evaluation import runner
-from pyfly_cpp.decoding.drafting import Drafters
+from pyfly_cpp.decoding.resolve import Resolved
 from pyfly_cpp.evaluation.generation import Generator
 llm = FlyLlama(sys.argv[2], n_ctx=1024, n_threads=1, n_threads_batch=1, verbose=False)
-generator = Generator(llm, Drafters((DraftModel(sys.argv[3]),)))
+generator = Generator(llm, Resolved((DraftModel(sys.argv[3]),)))
 runner.run(plan(Path(sys.argv[5]), n=12, max_tokens=160), generator, sys.argv[4])
 """
 

@@ -15,9 +15,9 @@ from pyfly_cpp.bench.measure import measure, summarise
 from pyfly_cpp.bench.prompts import read_prompts
 from pyfly_cpp.bench.sweep import THRESHOLDS, Point, agreement, fastest, make_preset, points_of, read_sweep
 from pyfly_cpp.decoding import EXACT, Decoding
-from pyfly_cpp.decoding.drafting import Drafters
 from pyfly_cpp.decoding.gates import Relaxed
 from pyfly_cpp.decoding.presets import load_preset, save_preset
+from pyfly_cpp.decoding.resolve import Resolved
 from pyfly_cpp.evaluation.statistics import Interval
 
 
@@ -83,12 +83,14 @@ def test_the_fastest_that_agrees_enough_is_surely_faster_than_exact(swept):
 def test_what_a_sweep_writes_keeps_the_memory_of_prompt_lookup_and_finds_its_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = PromptLookup(3, memory_file="mine.bin", texts=("a.txt", "b"))
-    for drafters in (Drafters((given,)), Drafters((), given)):
+    for drafters in (Resolved(given=(given,)), Resolved((given,))):
         (found,) = make_preset(Decoding.parse("exact k=4 lookup"), "t.gguf", drafters, {}).drafters
         assert found == PromptLookup(
             3, memory_file=str(tmp_path / "mine.bin"), texts=(str(tmp_path / "a.txt"), str(tmp_path / "b"))
         )
-    assert make_preset(Decoding.parse("exact lookup"), "t.gguf", Drafters(), {}).drafters == (PromptLookup(),)
+    assert make_preset(Decoding.parse("exact lookup"), "t.gguf", Resolved((PromptLookup(),)), {}).drafters == (
+        PromptLookup(),
+    )
 
 
 @pytest.mark.parametrize("text", ["margin:0.3 k=4", "entropy:0.3 k=8 lookup", "margin:0.5 agree:2 tail=3 k=8", "exact"])
@@ -99,7 +101,7 @@ def test_what_a_sweep_writes_reads_back_as_the_same_setting(text, tmp_path):
     from pyfly_cpp.cli.measuring import preset_settings
 
     setting = Decoding.parse(text)
-    preset = make_preset(setting, "t.gguf", Drafters(), {})
+    preset = make_preset(setting, "t.gguf", Resolved((PromptLookup(),)), {})
     assert preset.decoding.window == (None if text == "exact" else setting.window or setting.gate.window)
     save_preset(preset, tmp_path / "p.json")
     (read,) = preset_settings(Models(Path("t.gguf"), None, "auto", load_preset(tmp_path / "p.json"), {}, {}))

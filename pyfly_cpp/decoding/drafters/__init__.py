@@ -43,13 +43,11 @@ __all__ = [
     "as_given",
     "has_head",
     "has_own_head",
-    "is_optional",
     "open_drafter",
     "options_of",
     "parse_drafters",
     "require_drafters",
     "require_word",
-    "without_optional",
 ]
 
 DRAFTERS: dict[str, type[OwnDrafter]] = {
@@ -143,16 +141,6 @@ def options_of(kinds: Iterable[type[OwnDrafter]]) -> tuple[AnyOption, ...]:
 def has_head(drafter: object) -> bool:
     """Whether one of the drafters reads the target's hidden states."""
     return any(isinstance(one, OwnDrafter) and one.is_head for one in require_drafters(drafter))
-
-
-def is_optional(drafter: Drafter) -> bool:
-    """See `OwnDrafter.is_optional`."""
-    return isinstance(drafter, OwnDrafter) and drafter.is_optional
-
-
-def without_optional(drafters: Iterable[Drafter]) -> tuple[Drafter, ...]:
-    """Those that are not optional."""
-    return tuple(one for one in drafters if not is_optional(one))
 
 
 def has_own_head(drafter: object) -> bool:

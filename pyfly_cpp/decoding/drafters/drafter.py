@@ -90,9 +90,6 @@ class OwnDrafter:
     """Whether that file is a draft model."""
     has_distributions: ClassVar[bool] = False
     """Whether its drafts come with the distributions that they are drawn from."""
-    is_optional: ClassVar[bool] = False
-    """Whether it drafts for the speed alone: it is left out, without an error, if it cannot be opened or if several
-    texts run at a time, and drafts nothing unless the governor chooses."""
     is_head: ClassVar[bool] = False
     """Whether it reads the target's hidden states, so that it must see the target evaluate the prompt."""
     options: ClassVar[tuple[AnyOption, ...]] = ()
