@@ -109,11 +109,12 @@ pyfly_status pyfly_verify(const float * logits, size_t n_vocab, const int32_t * 
         if (answered != nullptr) {
             require_tokens(answered, static_cast<size_t>(n_answered), n_vocab, "answered token");
         }
-        const pyfly::Round round = pyfly::verify_round(logits, vocabulary, draft, n_draft, draft_logits, target_tokens,
-                                                       pyfly::Gate(gate, n_gate), *window, answered, n_answered, seed);
-        std::copy(round.decisions.begin(), round.decisions.end(), decisions);
-        std::copy(round.tokens.begin(), round.tokens.end(), tokens);
-        *n_tokens = round.tokens.size();
+        const pyfly::Verified verified =
+            pyfly::verify_round(logits, vocabulary, draft, n_draft, draft_logits, target_tokens,
+                                pyfly::Gate(gate, n_gate), *window, answered, n_answered, seed);
+        std::copy(verified.decisions.begin(), verified.decisions.end(), decisions);
+        std::copy(verified.tokens.begin(), verified.tokens.end(), tokens);
+        *n_tokens = verified.tokens.size();
     });
 }
 

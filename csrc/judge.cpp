@@ -1,15 +1,26 @@
 #include "judge.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
-#include "verify.h"
+#include "error.h"
 
 namespace pyfly {
 
 namespace {
 
 constexpr double not_measured = std::numeric_limits<double>::quiet_NaN();
+
+// Nats, 32 ln 2: the target's favourite is 2^32 times as likely as the draft token. A logit bias of -100, the usual
+// ban, leaves a token less than that. What the published rules accept (tests/conformance) is within 16 nats.
+constexpr double impossible_margin = 22.18;
+
+// Entropy of a row, nats: of its top n if the gate measures that, else of the whole row.
+double reported_entropy(const Gate & gate, const RowStats & stats) {
+    const int32_t n = gate.n_top_entropy();
+    return n > 0 ? stats.top_entropy(std::min(n, stats.n_top)) : stats.entropy;
+}
 
 void count_rejection(const pyfly_record & record, pyfly_stats & stats) {
     switch (record.reason) {
@@ -74,6 +85,13 @@ void Judge::settle(const Draft & draft, int32_t round, const Rows & rows, Transc
     settled_ = random_;
 }
 
+void Judge::settle_one(const Draft & draft, size_t i, const Rows & rows, Transcript & transcript, pyfly_stats & stats) {
+    const int64_t position = static_cast<int64_t>(transcript.n());
+    while (settle_position(draft, i, 0, rows(i), transcript, stats) && window_.is_open(position)) {
+        i++;
+    }
+}
+
 // The target's choice at position i.
 int32_t Judge::choose(const Draft & draft, size_t i, const float * row) {
     if (!draws()) {
@@ -122,14 +140,7 @@ bool Judge::settle_position(const Draft & draft, size_t i, int32_t round, const 
                          (gate_.is_exact() || (!vocabulary_->writes_marker(transcript.history(), token) &&
                                                !vocabulary_->writes_marker(transcript.history(), choice)));
     if (keeps_shaped_rows(gate_, measures_)) {
-        // Rows that its tokens were not drawn from say nothing about them.
-        const float * draft_row = draws() && draft.drawn.empty() ? nullptr : draft.row(i, n_vocab());
-        const Mismatch mismatch = judge_mismatch(gate_, sampler_->shaped_row(), n_vocab(), token, draft_row, is_safe,
-                                                 transcript.history().data() + answer_begin_, position - answer_begin_);
-        reason = mismatch.rejected;
-        record.entropy = mismatch.entropy;
-        record.margin = mismatch.margin;
-        record.logprob = static_cast<double>(sampler_->shaped_row()[choice]) - mismatch.log_sum_exp;
+        reason = judge_mismatch(draft, i, is_safe, transcript, record);
     } else if (!is_safe) {
         reason = PYFLY_REASON_SAFETY;
     }
@@ -170,6 +181,34 @@ bool Judge::settle_position(const Draft & draft, size_t i, int32_t round, const 
     }
     conclude(outcome, transcript, stats);
     return false;
+}
+
+// Safety first, then the gate, and what it defers must not be as good as impossible: such a token is unsafe, too, but
+// where the gate rejects it, that is the reason. Returns LOOSE if the window may decide. Measures the record of the
+// choice. `is_safe`: neither the draft token nor the choice is protected, and the draft token could have been drawn.
+pyfly_reason Judge::judge_mismatch(const Draft & draft, size_t i, bool is_safe, const Transcript & transcript,
+                                   pyfly_record & record) const {
+    const float * row = sampler_->shaped_row();
+    const RowStats stats = row_stats(row, n_vocab(), gate_.n_top());
+    if (!stats.max.finite) {
+        throw Error(PYFLY_STATUS_NOT_FINITE, "a logits row has no distribution: NaN, +inf, or -inf everywhere");
+    }
+    const int32_t token = draft.tokens[i];
+    // Rows that its tokens were not drawn from say nothing about them.
+    const float * draft_row = draws() && draft.drawn.empty() ? nullptr : draft.row(i, n_vocab());
+    const int32_t * answered = gate_.looks_at_answer() ? transcript.history().data() + answer_begin_ : nullptr;
+    const Evidence evidence = {stats,      row,       n_vocab(), token,
+                               row[token], draft_row, answered,  record.position - answer_begin_};
+    record.entropy = reported_entropy(gate_, stats);
+    record.margin = evidence.margin();
+    record.logprob = stats.log_prob(row[record.choice]);
+    if (!is_safe || std::isinf(row[token])) {
+        return PYFLY_REASON_SAFETY;
+    }
+    if (!gate_.defers(evidence)) {
+        return PYFLY_REASON_GATE;
+    }
+    return record.margin < impossible_margin ? PYFLY_REASON_LOOSE : PYFLY_REASON_SAFETY;
 }
 
 // A round ends with the target's choice; so may the text, with which no window stays open.

@@ -39,6 +39,9 @@ class Judge {
     using Rows = std::function<const float *(size_t i)>;
     void settle(const Draft & draft, int32_t round, const Rows & rows, Transcript & transcript, pyfly_stats & stats);
 
+    // Settles position i of a draft as if the draft began there, and what follows as far as its window needs that.
+    void settle_one(const Draft & draft, size_t i, const Rows & rows, Transcript & transcript, pyfly_stats & stats);
+
     // Whether choices are drawn by speculative sampling; not where a choice is an argmax.
     bool draws() const { return gate_.draws() && sampler_->distributions() != nullptr; }
 
@@ -75,6 +78,8 @@ class Judge {
     bool settle_position(const Draft & draft, size_t i, int32_t round, const float * row, Transcript & transcript,
                          pyfly_stats & stats);
     int32_t choose(const Draft & draft, size_t i, const float * row);
+    pyfly_reason judge_mismatch(const Draft & draft, size_t i, bool is_safe, const Transcript & transcript,
+                                pyfly_record & record) const;
     Window::Outcome end_round(int32_t choice);
     void conclude(const Window::Outcome & outcome, Transcript & transcript, pyfly_stats & stats);
     void measure(pyfly_record & record, const float * shaped_row, int32_t drafted) const;

@@ -1,83 +1,16 @@
 #include "verify.h"
 
-#include <algorithm>
-#include <cmath>
+#include <memory>
 #include <string>
 
 #include "error.h"
+#include "judge.h"
 #include "random.h"
 #include "speculative.h"
 
 namespace pyfly {
 
-double reported_entropy(const Gate & gate, const RowStats & stats) {
-    const int32_t n = gate.n_top_entropy();
-    return n > 0 ? stats.top_entropy(std::min(n, stats.n_top)) : stats.entropy;
-}
-
-// Nats, 32 ln 2: the target's favourite is 2^32 times as likely as the draft token. A logit bias of -100, the usual
-// ban, leaves a token less than that. What the published rules accept (tests/conformance) is within 16 nats.
-constexpr double impossible_margin = 22.18;
-
-Mismatch judge_mismatch(const Gate & gate, const float * row, size_t n_vocab, int32_t draft_token,
-                        const float * draft_row, bool is_safe, const int32_t * answered, int64_t n_answered) {
-    const RowStats stats = row_stats(row, n_vocab, gate.n_top());
-    if (!stats.max.finite) {
-        throw Error(PYFLY_STATUS_NOT_FINITE, "a logits row has no distribution: NaN, +inf, or -inf everywhere");
-    }
-    const float draft_logit = row[draft_token];
-    const Evidence evidence = {stats, row, n_vocab, draft_token, draft_logit, draft_row, answered, n_answered};
-    Mismatch mismatch;
-    mismatch.entropy = reported_entropy(gate, stats);
-    mismatch.margin = evidence.margin();
-    mismatch.log_sum_exp = stats.log_sum_exp;
-    if (!is_safe || std::isinf(draft_logit)) {
-        mismatch.rejected = PYFLY_REASON_SAFETY;
-    } else if (!gate.defers(evidence)) {
-        mismatch.rejected = PYFLY_REASON_GATE;
-    } else {
-        mismatch.rejected = mismatch.margin < impossible_margin ? PYFLY_REASON_LOOSE : PYFLY_REASON_SAFETY;
-    }
-    return mismatch;
-}
-
 namespace {
-
-// Judges the deferred mismatch at position j (0-based) on its own: does its window hold in this round?
-pyfly_reason judge_window(const pyfly_window_config & config, const std::vector<pyfly_decision> & decisions,
-                          const Vocabulary & vocabulary, size_t j) {
-    const size_t n = decisions.size();
-    Window window(config);
-    const auto at = [](size_t i) { return static_cast<int64_t>(i); };
-    if (!window.fits(at(n - 1 - j))) {
-        return PYFLY_REASON_BOUNDARY;
-    }
-    window.deferred(at(j));
-    for (size_t i = j + 1; i < n && window.is_open(at(j)); i++) {
-        const pyfly_reason reason = static_cast<pyfly_reason>(decisions[i].reason);
-        Window::Outcome outcome;
-        if (reason == PYFLY_REASON_MATCH) {
-            outcome = window.match(at(i));
-            if (vocabulary.is_eog(decisions[i].choice)) {
-                break; // nothing comes behind the end of the text
-            }
-        } else if (reason == PYFLY_REASON_LOOSE && window.fits(at(n - 1 - i))) {
-            outcome = window.deferred(at(i));
-        } else {
-            outcome = window.rejected(at(i));
-            if (!outcome) {
-                outcome = window.end_of_round(); // a rejection ends the round
-            }
-        }
-        if (outcome) {
-            return outcome->reason;
-        }
-    }
-    if (const Window::Outcome outcome = window.end_of_round()) {
-        return outcome->reason;
-    }
-    return PYFLY_REASON_LOOSE;
-}
 
 void require_row(const float * row, size_t n_vocab, const char * which, size_t i) {
     if (!row_max(row, n_vocab).finite) {
@@ -86,22 +19,33 @@ void require_row(const float * row, size_t n_vocab, const char * which, size_t i
     }
 }
 
-// Choices of speculative sampling, see pyfly_verify.
-class DrawnChoices {
+// The target's choices in a round, each made once, in their order.
+class Choices {
   public:
-    DrawnChoices(const float * logits, size_t n_vocab, const int32_t * draft, size_t n_draft,
-                 const float * draft_logits, uint64_t seed)
+    Choices(const float * logits, size_t n_vocab, const int32_t * draft, size_t n_draft, const float * draft_logits,
+            const int32_t * given, bool draws, uint64_t seed)
         : logits_(logits), n_vocab_(n_vocab), draft_(draft), n_draft_(n_draft), draft_logits_(draft_logits),
-          random_(seed) {}
+          given_(given), draws_(draws), random_(seed) {}
 
     int32_t at(size_t i) {
-        return i == n_draft_ ? draw(p(i), random_.uniform()) : choose_beside(p(i), q(i), draft_[i], random_);
+        while (made_.size() <= i) {
+            made_.push_back(make(made_.size()));
+        }
+        return made_[i];
     }
 
   private:
-    Weights p(size_t i) const {
-        require_row(logits_ + i * n_vocab_, n_vocab_, "logits", i);
-        return softmax(logits_ + i * n_vocab_, n_vocab_);
+    int32_t make(size_t i) {
+        const float * row = logits_ + i * n_vocab_;
+        require_row(row, n_vocab_, "logits", i);
+        if (given_ != nullptr) {
+            return given_[i];
+        }
+        if (!draws_) {
+            return row_max(row, n_vocab_).token;
+        }
+        const Weights p = softmax(row, n_vocab_);
+        return i == n_draft_ ? draw(p, random_.uniform()) : choose_beside(p, q(i), draft_[i], random_);
     }
 
     // What the draft token was drawn from.
@@ -124,19 +68,38 @@ class DrawnChoices {
     const int32_t * draft_;
     size_t n_draft_;
     const float * draft_logits_;
+    const int32_t * given_;
+    bool draws_;
     Random random_;
+    std::vector<int32_t> made_;
+};
+
+// Makes them from position `begin` on.
+class ChoicesSampler : public Sampler {
+  public:
+    ChoicesSampler(Choices & choices, size_t begin) : choices_(&choices), next_(begin) {}
+
+    int32_t choose(const float * row, size_t) override {
+        row_ = row;
+        return choices_->at(next_++);
+    }
+    const float * shaped_row() override { return row_; }
+    bool could_draw(int32_t) const override { return true; }
+    void accept(int32_t) override {}
+    std::unique_ptr<Sampler> clone() const override { return std::make_unique<ChoicesSampler>(*this); }
+
+  private:
+    Choices * choices_;
+    size_t next_;
+    const float * row_ = nullptr;
 };
 
 } // namespace
 
-Round verify_round(const float * logits, const Vocabulary & vocabulary, const int32_t * draft, size_t n_draft,
-                   const float * draft_logits, const int32_t * choices, const Gate & gate,
-                   const pyfly_window_config & window, const int32_t * answered, int64_t n_answered, uint64_t seed) {
+Verified verify_round(const float * logits, const Vocabulary & vocabulary, const int32_t * draft, size_t n_draft,
+                      const float * draft_logits, const int32_t * choices, const Gate & gate,
+                      const pyfly_window_config & window, const int32_t * answered, int64_t n_answered, uint64_t seed) {
     const size_t n_vocab = static_cast<size_t>(vocabulary.n());
-    const auto n_until_end = [&](size_t n) { // of the first n drafted tokens, up to one that ends the text
-        const auto end = std::find_if(draft, draft + n, [&](int32_t token) { return vocabulary.is_eog(token); });
-        return std::min(n, static_cast<size_t>(end - draft) + 1);
-    };
     if (window.across_rounds) {
         throw Error(PYFLY_STATUS_INVALID, "verification of one step cannot look across steps; set across_rounds to 0");
     }
@@ -147,56 +110,48 @@ Round verify_round(const float * logits, const Vocabulary & vocabulary, const in
     if (gate.looks_at_answer() && answered == nullptr && n_answered > 0 && n_draft > 0) {
         throw Error(PYFLY_STATUS_INVALID, "the gate looks at the answer's tokens; give answered");
     }
-    const Window validated(window); // also where there is no mismatch to judge
-    (void) validated;
-    gate.require_window(window);
     if (gate.draws() && choices != nullptr) {
         throw Error(PYFLY_STATUS_INVALID, "speculative sampling draws the target's tokens itself; give a seed instead");
     }
-    DrawnChoices drawn(logits, n_vocab, draft, n_draft, draft_logits, seed);
-    const auto choice_at = [&](size_t i) {
-        require_row(logits + i * n_vocab, n_vocab, "logits", i);
-        return choices ? choices[i] : gate.draws() ? drawn.at(i) : row_max(logits + i * n_vocab, n_vocab).token;
-    };
-    for (size_t i = 0; gate.needs_draft_rows() && i < n_draft; i++) {
-        require_row(draft_logits + i * n_vocab, n_vocab, "draft_logits", i);
-    }
-    std::vector<int32_t> text; // the answer, and the draft behind it
-    if (gate.looks_at_answer()) {
-        text.assign(answered, answered + (answered != nullptr ? n_answered : 0));
-        text.insert(text.end(), draft, draft + n_draft);
-    }
-    Round round;
-    round.decisions.resize(n_draft);
-    for (size_t i = 0; i < n_draft; i++) {
-        pyfly_decision & decision = round.decisions[i];
-        decision.choice = choice_at(i);
-        const bool is_safe = !vocabulary.is_protected(draft[i]) && !vocabulary.is_protected(decision.choice);
-        const Mismatch mismatch = judge_mismatch(
-            gate, logits + i * n_vocab, n_vocab, draft[i], draft_logits ? draft_logits + i * n_vocab : nullptr, is_safe,
-            text.empty() ? nullptr : text.data(), n_answered + static_cast<int64_t>(i));
-        decision.reason = draft[i] == decision.choice ? PYFLY_REASON_MATCH : mismatch.rejected;
-        decision.entropy = mismatch.entropy;
-        decision.margin = mismatch.margin;
-    }
-    // Windows look at the gates' verdicts, so the rejections they cause are written down afterwards.
-    std::vector<pyfly_decision> judged = round.decisions;
-    for (size_t i = 0; i < n_draft; i++) {
-        if (judged[i].reason == PYFLY_REASON_LOOSE) {
-            judged[i].reason = judge_window(window, round.decisions, vocabulary, i);
+    Draft drafted = {0, {draft, draft + n_draft}};
+    if (gate.needs_draft_rows() && draft_logits != nullptr) {
+        for (size_t i = 0; i < n_draft; i++) {
+            require_row(draft_logits + i * n_vocab, n_vocab, "draft_logits", i);
         }
+        drafted.rows.assign(draft_logits, draft_logits + n_draft * n_vocab);
     }
-    round.decisions = judged;
-    size_t n_accepted = 0;
-    while (n_accepted < n_draft && judged[n_accepted].reason <= PYFLY_REASON_LOOSE) {
-        n_accepted++;
+    Choices chosen(logits, n_vocab, draft, n_draft, draft_logits, choices, gate.draws(), seed);
+    // The answer's tokens if they are given, then the draft up to a position.
+    std::vector<int32_t> history(answered, answered + (answered != nullptr ? n_answered : 0));
+    const int64_t answer_begin = static_cast<int64_t>(history.size()) - n_answered;
+
+    // What the judge settles from position `begin` of the draft on; without `is_whole` that position alone.
+    const auto settled = [&](size_t begin, bool is_whole) {
+        Judge judge(vocabulary, gate, window, true, answer_begin, std::make_unique<ChoicesSampler>(chosen, begin),
+                    Random(seed));
+        Transcript transcript;
+        pyfly_stats stats = {};
+        transcript.begin(history, n_vocab, {false, false});
+        const auto row = [&](size_t i) { return logits + i * n_vocab; };
+        if (is_whole) {
+            judge.settle(drafted, 0, row, transcript, stats);
+        } else {
+            judge.settle_one(drafted, begin, row, transcript, stats);
+        }
+        transcript.commit(static_cast<int64_t>(transcript.n()), stats);
+        return transcript.records();
+    };
+
+    Verified verified;
+    for (const pyfly_record & record : settled(0, true)) {
+        verified.tokens.push_back(record.token);
     }
-    const size_t n_emitted = n_until_end(n_accepted);
-    round.tokens.assign(draft, draft + n_emitted);
-    if (n_emitted == 0 || !vocabulary.is_eog(round.tokens.back())) {
-        round.tokens.push_back(n_accepted < n_draft ? judged[n_accepted].choice : choice_at(n_draft));
+    for (size_t i = 0; i < n_draft; i++) {
+        const pyfly_record record = settled(i, false).front();
+        verified.decisions.push_back({record.reason, record.choice, record.entropy, record.margin});
+        history.push_back(draft[i]);
     }
-    return round;
+    return verified;
 }
 
 } // namespace pyfly
