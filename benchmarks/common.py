@@ -8,9 +8,9 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pyfly_cpp.evaluation.machine import describe_machine, disturbance
-from pyfly_cpp.evaluation.report import markdown_row
+from pyfly_cpp.machine.conditions import describe_machine, disturbance
 from pyfly_cpp.machine.threads import physical_cores
+from pyfly_cpp.measure.quality import markdown_row
 
 
 def print_machine() -> None:

@@ -50,16 +50,16 @@ from pyfly_cpp.decoding import PLAIN, Decoding
 from pyfly_cpp.decoding.presets import SHIPPED, load_preset
 from pyfly_cpp.decoding.resolve import resolve
 from pyfly_cpp.errors import PyflyError
-from pyfly_cpp.evaluation import runner
-from pyfly_cpp.evaluation.code import CodeTask
-from pyfly_cpp.evaluation.drafting import files_of, load_generator
-from pyfly_cpp.evaluation.files import DataError, Row, read_lines_so_far
-from pyfly_cpp.evaluation.generation import Generator
-from pyfly_cpp.evaluation.machine import CONDITIONS, describe_machine, describe_model
-from pyfly_cpp.evaluation.registry import TASKS
-from pyfly_cpp.evaluation.report import SettingResult, interval, summarise
-from pyfly_cpp.evaluation.statistics import Interval, bootstrap, ratio, ratio_of_ratios, wilson
-from pyfly_cpp.evaluation.task import Item, Task, Verdict, Where
+from pyfly_cpp.machine.conditions import CONDITIONS, describe_machine, describe_model
+from pyfly_cpp.measure import runner
+from pyfly_cpp.measure.generator import Generator
+from pyfly_cpp.measure.loaded import files_of, load_generator
+from pyfly_cpp.measure.quality import SettingResult, interval, summarise
+from pyfly_cpp.measure.rows import DataError, Row, read_lines_so_far
+from pyfly_cpp.measure.statistics import Interval, bootstrap, ratio, ratio_of_ratios, wilson
+from pyfly_cpp.measure.tasks.code import CodeTask
+from pyfly_cpp.measure.tasks.registry import TASKS
+from pyfly_cpp.measure.tasks.task import Item, Task, Verdict, Where
 from pyfly_cpp.models.named import resolve_model
 
 # ---- Instructions whose form code can check --------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from common import markdown, print_machine, spread
 from serving import add_arguments, collect, llama_server, mixed_texts
 
 from pyfly_cpp import DraftModel, FlyBatch, FlyLlama, PromptLookup
-from pyfly_cpp.evaluation.generation import Generator
+from pyfly_cpp.measure.generator import Generator
 
 Turn = Callable[[Sequence[list[int]], int], tuple[list[int], float, float]]
 """Serves prompts, n at once: (tokens of each answer, seconds of decoding or nan, seconds)."""

@@ -30,7 +30,7 @@ from pyfly_cpp.cli import main
 from pyfly_cpp.decoding import EXACT, PLAIN, Decoding, companions
 from pyfly_cpp.decoding import resolve as resolving
 from pyfly_cpp.decoding.resolve import Resolved, resolve
-from pyfly_cpp.evaluation.drafting import load_generator
+from pyfly_cpp.measure.loaded import load_generator
 from pyfly_cpp.models import here
 from pyfly_cpp.models.named import resolve_model
 from pyfly_cpp.models.pairs import PAIRS, published_pair

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from pyfly_cpp.evaluation.machine import describe_model
+from pyfly_cpp.machine.conditions import describe_model
 from pyfly_cpp.machine.files import OutputError, files_of_model, only_writer, require_free, write_atomically
 from pyfly_cpp.machine.memory import bytes_of_model
 

@@ -12,12 +12,6 @@ from typing import Any, NamedTuple
 
 import click
 
-from pyfly_cpp.bench import report
-from pyfly_cpp.bench.journal import Journal, place
-from pyfly_cpp.bench.measure import Key, Measured, Memory, measure, measure_memory, summarise
-from pyfly_cpp.bench.parallel import measure_parallel, require_enough, summarise_loads
-from pyfly_cpp.bench.prompts import BUILT_IN, BenchPrompt, pick_prompts, read_prompts
-from pyfly_cpp.bench.sweep import Point, fastest, make_preset, points_of, read_sweep
 from pyfly_cpp.cli import describe, if_interrupted
 from pyfly_cpp.cli.headings import HeadedCommand, declares, number
 from pyfly_cpp.cli.kinds import PARALLEL_COUNTS, Int, Real, Written
@@ -30,10 +24,16 @@ from pyfly_cpp.decoding import Decoding, as_in_chat, short_names, written
 from pyfly_cpp.decoding.gates import Gate
 from pyfly_cpp.decoding.presets import Preset, save_preset
 from pyfly_cpp.errors import counted
-from pyfly_cpp.evaluation.generation import Sampling
-from pyfly_cpp.evaluation.report import interval
-from pyfly_cpp.evaluation.statistics import MIN_GROUPS, for_json
 from pyfly_cpp.machine.files import sha256, write_atomically
+from pyfly_cpp.measure import tables as report
+from pyfly_cpp.measure.generator import Sampling
+from pyfly_cpp.measure.journal import Journal, place
+from pyfly_cpp.measure.load import measure_parallel, require_enough, summarise_loads
+from pyfly_cpp.measure.prompt_sets import BUILT_IN, BenchPrompt, pick_prompts, read_prompts
+from pyfly_cpp.measure.quality import interval
+from pyfly_cpp.measure.speed import Key, Measured, Memory, measure, measure_memory, summarise
+from pyfly_cpp.measure.statistics import MIN_GROUPS, for_json
+from pyfly_cpp.measure.sweep import Point, fastest, make_preset, points_of, read_sweep
 
 HELP = f"""Measure the speed of plain, exact and loose decoding on the same prompts.
 

@@ -30,8 +30,8 @@ from pyfly_cpp.decoding.gates import examples, parse_gate
 from pyfly_cpp.decoding.presets import SHIPPED, load_preset
 from pyfly_cpp.decoding.resolve import Resolved
 from pyfly_cpp.engine.output import Piece, Token, whole_characters
+from pyfly_cpp.engine.repetition import find_loop
 from pyfly_cpp.errors import counted
-from pyfly_cpp.evaluation.repetition import find_loop
 from pyfly_cpp.llama.fly_llama import FlyLlama
 from pyfly_cpp.llama.prompting import hear_chat
 from pyfly_cpp.machine.files import file_text

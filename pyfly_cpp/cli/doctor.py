@@ -20,8 +20,8 @@ from pyfly_cpp.cli.loading import MODEL_ARGUMENT, RPC_OPTION, named_once, reason
 from pyfly_cpp.cli.terminal import note, write, write_sentences
 from pyfly_cpp.decoding.drafters import DRAFTERS
 from pyfly_cpp.errors import NativeError, PyflyError, RpcError
-from pyfly_cpp.evaluation.machine import used_by_others
 from pyfly_cpp.machine import exactness, extra_buffers, kernels
+from pyfly_cpp.machine.conditions import used_by_others
 from pyfly_cpp.machine.devices import devices
 from pyfly_cpp.machine.files import require_gguf
 from pyfly_cpp.machine.memory import available, in_words

@@ -19,14 +19,15 @@ from pyfly_cpp.cli.progress import progress_bar
 from pyfly_cpp.cli.terminal import note, write, write_sentences
 from pyfly_cpp.decoding import require_repeatable, written
 from pyfly_cpp.errors import counted
-from pyfly_cpp.evaluation import report, runner
-from pyfly_cpp.evaluation.code import CodeTask
-from pyfly_cpp.evaluation.files import DataError, Row
-from pyfly_cpp.evaluation.needle import Needle
-from pyfly_cpp.evaluation.registry import TASKS, get_task
-from pyfly_cpp.evaluation.sandbox import NOT_CONTAINED, Containment
-from pyfly_cpp.evaluation.task import Item, Task, spread
 from pyfly_cpp.machine.files import sha256, write_atomically
+from pyfly_cpp.measure import quality as report
+from pyfly_cpp.measure import runner
+from pyfly_cpp.measure.rows import DataError, Row
+from pyfly_cpp.measure.tasks.code import CodeTask
+from pyfly_cpp.measure.tasks.needle import Needle
+from pyfly_cpp.measure.tasks.registry import TASKS, get_task
+from pyfly_cpp.measure.tasks.sandbox import NOT_CONTAINED, Containment
+from pyfly_cpp.measure.tasks.task import Item, Task, spread
 
 HELP = f"""Run TASK with plain, exact and loose decoding on the same items, and compare them.
 

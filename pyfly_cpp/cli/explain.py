@@ -15,8 +15,8 @@ from pyfly_cpp.cli.options import TEMPERATURE_OPTION
 from pyfly_cpp.cli.terminal import Answer, note
 from pyfly_cpp.cli.text import TEXT
 from pyfly_cpp.decoding import EXACT, Decoding
-from pyfly_cpp.evaluation.explain import make_page, render
 from pyfly_cpp.machine.files import require_free, write_atomically
+from pyfly_cpp.measure.token_page import make_page, render
 
 HELP = """Answer PROMPT and write an HTML page that shows how each token was produced.
 

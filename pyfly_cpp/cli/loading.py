@@ -31,12 +31,12 @@ from pyfly_cpp.decoding.drafters import (
 from pyfly_cpp.decoding.presets import SHIPPED, Preset, load_preset
 from pyfly_cpp.decoding.resolve import AUTO, Resolved, drafter_of_file, resolve
 from pyfly_cpp.errors import PyflyError
-from pyfly_cpp.evaluation.parallel import choose_parallel
 from pyfly_cpp.llama.fly_llama import FlyLlama
 from pyfly_cpp.machine import kernels
 from pyfly_cpp.machine.cache_types import CACHE_WORDS
 from pyfly_cpp.machine.devices import default_gpus
 from pyfly_cpp.machine.files import require_gguf
+from pyfly_cpp.machine.memory import choose_parallel
 from pyfly_cpp.machine.threads import AUTO as AUTO_THREADS
 from pyfly_cpp.models.named import embedded_model, resolve_model
 

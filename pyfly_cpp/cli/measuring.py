@@ -11,15 +11,15 @@ from typing import Any
 
 import llama_cpp
 
-from pyfly_cpp.bench.report import require_matplotlib
 from pyfly_cpp.cli.loading import Models
 from pyfly_cpp.cli.terminal import shown, warn, write
 from pyfly_cpp.decoding import EXACT, PLAIN, Decoding, parse_settings
 from pyfly_cpp.decoding.data import drafter_as_data
 from pyfly_cpp.decoding.drafters import DRAFTERS
-from pyfly_cpp.evaluation.drafting import files_of, load_generator
-from pyfly_cpp.evaluation.machine import CONDITIONS, describe_machine, describe_model, disturbance
+from pyfly_cpp.machine.conditions import CONDITIONS, describe_machine, describe_model, disturbance
 from pyfly_cpp.machine.files import require_free
+from pyfly_cpp.measure.loaded import files_of, load_generator
+from pyfly_cpp.measure.tables import require_matplotlib
 
 
 def _without_folder(drafter: dict[str, Any]) -> dict[str, Any]:

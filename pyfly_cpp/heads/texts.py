@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 from pyfly_cpp.engine.handle import Handle
 from pyfly_cpp.errors import ContextFullError
-from pyfly_cpp.evaluation.files import read_jsonl, read_lines_so_far
-from pyfly_cpp.evaluation.task import Where
 from pyfly_cpp.llama.fly_batch import FlyBatch
 from pyfly_cpp.llama.fly_llama import FlyLlama
 from pyfly_cpp.llama.prompting import render_chat
 from pyfly_cpp.machine.files import resumable
+from pyfly_cpp.measure.rows import read_jsonl, read_lines_so_far
+from pyfly_cpp.measure.tasks.task import Where
 
 N_TEXT = 512
 """Most tokens of a text."""

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from pyfly_cpp.decoding.drafters import Eagle3
 from pyfly_cpp.errors import counted
-from pyfly_cpp.evaluation.files import DataError
 from pyfly_cpp.heads.asking import ask_for_prompts, read_asked
 from pyfly_cpp.heads.plan import LEAST_TOKENS, Plan
 from pyfly_cpp.heads.states import read_states, write_states
 from pyfly_cpp.heads.texts import N_TEXT, Tell, Text, in_turn, texts_of_files, write_answers
 from pyfly_cpp.llama.fly_llama import FlyLlama
 from pyfly_cpp.machine.files import only_writer, require_writable, resumable, write_atomically
+from pyfly_cpp.measure.rows import DataError
 from pyfly_cpp.models.metadata import TARGET_KEY, fingerprint
 
 if TYPE_CHECKING:

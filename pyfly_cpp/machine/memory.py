@@ -12,7 +12,13 @@ import llama_cpp
 
 from pyfly_cpp import _native
 from pyfly_cpp.machine import groups, log
-from pyfly_cpp.machine.files import files_of_model
+from pyfly_cpp.machine.files import files_of_model, require_gguf
+
+_MOST_AUTOMATIC = 8
+"""The largest automatic number of requests: more gain little on most processors."""
+
+_SHARE = 0.25
+"""The share of the free memory that their caches may take then."""
 
 _MOST_SIMULATED = 2**18
 """Most cells of the context that is simulated, because llama.cpp fills a list of all of them. The size of a larger one
@@ -93,3 +99,20 @@ def _free_of_system() -> int | None:
 def in_words(n_bytes: int) -> str:
     """A number of bytes in words: "1.1 GB"."""
     return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.1f} MB"
+
+
+def choose_parallel(model: str, n_ctx: int) -> int:
+    """How many texts of n_ctx tokens to run at a time: as many as fit in a quarter of the memory that is free beside
+    the weights, 1..8. Raises ValueError if the model is no usable GGUF file."""
+    require_gguf(model)
+    params = llama_cpp.llama_model_default_params()
+    params.n_gpu_layers = 0
+    context = llama_cpp.llama_context_default_params()
+    context.kv_unified = True
+    one, two = (simulated_context(model, params, context, n, n * n_ctx) for n in (1, 2))
+    free = available()
+    if one is None or two is None or free is None:
+        return 1
+    if not llama_cpp.llama_supports_gpu_offload():
+        free -= bytes_of_model(model)  # a copy of them by our kernels, or pages of the file that are to stay
+    return max(1, min(_MOST_AUTOMATIC, int(_SHARE * free) // max(1, two - one)))

@@ -51,7 +51,7 @@ from pyfly_cpp import (
 from pyfly_cpp.decoding import Decoding, companions
 from pyfly_cpp.decoding.resolve import Resolved, drafter_of_file, resolve
 from pyfly_cpp.errors import IncompatibleDraftError
-from pyfly_cpp.evaluation.generation import Generator
+from pyfly_cpp.measure.generator import Generator
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ import pytest
 from described import N_VOCAB, POPULAR, make
 
 from pyfly_cpp import DraftModel, FlyBatch, FlyLlama, PromptLookup, _native
-from pyfly_cpp.evaluation.machine import resident_mib
 from pyfly_cpp.machine import extra_buffers, kernel_findings, kernels, memory
+from pyfly_cpp.machine.conditions import resident_mib
 
 pytestmark = pytest.mark.skipif(kernels._WHY_NOT is not None, reason=f"no kernels: {kernels._WHY_NOT}")
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from pyfly_cpp import DraftModel, FlyLlama
 from pyfly_cpp.cli import cli
 from pyfly_cpp.decoding.presets import FORMAT, load_preset
-from pyfly_cpp.evaluation.machine import disturbance, used_by_others
+from pyfly_cpp.machine.conditions import disturbance, used_by_others
 from pyfly_cpp.machine.threads import AUTO, physical_cores, threads_sleep
 
 

@@ -22,7 +22,6 @@ from gguf_edit import edit_gguf, other_token
 from pyfly_cpp import Eagle3, FlyLlama
 from pyfly_cpp.decoding.companions import companions
 from pyfly_cpp.errors import IncompatibleDraftError, NotFiniteError
-from pyfly_cpp.evaluation.files import DataError, read_lines_so_far
 from pyfly_cpp.heads import plan_head, train_head
 from pyfly_cpp.heads import prompts as prompt_parts
 from pyfly_cpp.heads.asking import LENGTHS, _numbered, ask_for_prompts, read_asked
@@ -31,6 +30,7 @@ from pyfly_cpp.heads.states import read_states, row_type, write_states
 from pyfly_cpp.heads.target import TargetFile
 from pyfly_cpp.heads.texts import Text, texts_of_files, write_answers
 from pyfly_cpp.machine.files import OutputError
+from pyfly_cpp.measure.rows import DataError, read_lines_so_far
 
 CURVE = Path(__file__).parents[2] / "benchmarks" / "learning_curve.py"
 ONE = {"n_threads": 1, "n_threads_batch": 1}

@@ -1,1 +1,0 @@
-"""Measuring speed: prompts, interleaved measurement, sweeps of a threshold, tables and plots."""

@@ -1,1 +1,0 @@
-"""Measuring what loose acceptance costs and gains: tasks, scorers, containment of model code, statistics, a runner."""

@@ -1,0 +1,267 @@
+"""Measures settings on the same prompts, taking turns, and sums up. What "speed" is: generator.py."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from pyfly_cpp.decoding import PLAIN, Decoding
+from pyfly_cpp.engine.stats import Round
+from pyfly_cpp.machine.conditions import resident_mib
+from pyfly_cpp.measure.generator import Generated, Generator, Prompt, Sampling, rotated
+from pyfly_cpp.measure.prompt_sets import BenchPrompt
+from pyfly_cpp.measure.statistics import Interval, Timed, speed, speedup
+
+SPLIT = ("draft", "verify", "gate", "python")
+"""Parts of decoding time that `Stats` measures; the rest is what is left of the wall time."""
+
+
+Key = tuple[str, int, int, str, int]
+"""A generation in a measurement: prompt, turn, repeat, setting, number of requests."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One generation of a measurement."""
+
+    prompt: BenchPrompt
+    turn: int
+    repeat: int
+    setting: str
+    n_prompt: int
+    """Length of the prompt, tokens."""
+    result: Generated
+    n_parallel: int = 1
+    """Texts that ran at a time."""
+
+    @property
+    def key(self) -> Key:
+        """Which generation of a measurement it is."""
+        return self.prompt.id, self.turn, self.repeat, self.setting, self.n_parallel
+
+    @property
+    def timed(self) -> tuple[float, float]:
+        """Tokens and seconds of decoding."""
+        return self.result.decode_tokens, self.result.decode_seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Speed of decoding; 0 if nothing was decoded after the first step."""
+        return self.result.decode_tokens / self.result.decode_seconds if self.result.decode_seconds > 0 else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Fit for JSON."""
+        result = self.result
+        return {
+            "prompt": self.prompt.id,
+            "category": self.prompt.category,
+            "turn": self.turn,
+            "repeat": self.repeat,
+            "setting": self.setting,
+            "n_parallel": self.n_parallel,
+            "n_prompt": self.n_prompt,
+            "finish": result.finish,
+            "decode_tokens": result.decode_tokens,
+            "decode_seconds": result.decode_seconds,
+            "seconds_prompt": result.seconds_prompt,
+            "arrivals": [_brief(seconds) for seconds in result.arrivals],
+            "stats": result.stats.as_dict(),
+            "rounds": {f.name: [_brief(getattr(r, f.name)) for r in result.rounds] for f in fields(Round)},
+            "output": result.text,
+        }
+
+
+def _brief(value: float) -> float:
+    return round(value, 6) if isinstance(value, float) else value
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory of this process that a setting needs, MiB."""
+
+    resident: float
+    """In RAM after a short generation with target and drafter, mapped model files included."""
+    growth: float
+    """More than the target alone, likewise after a short generation."""
+
+
+def measure_memory(generator: Generator, prompt: BenchPrompt, settings: Sequence[Decoding]) -> dict[str, Memory]:
+    """The memory of each setting by its name; empty if the system does not tell. One drafter is loaded at a time.
+
+    It is this process's: what a GPU holds is not in it, and of what was freed before, a few MiB may still be.
+    """
+
+    def resident(setting: Decoding) -> float | None:
+        generator.llm.drafter = None
+        generator.forget(0)
+        _warm_up(generator, prompt, [setting])
+        return resident_mib()
+
+    alone = resident(PLAIN)
+    out: dict[str, Memory] = {}
+    for setting in settings:
+        size = resident(setting)
+        if size is not None and alone is not None:
+            out[str(setting)] = Memory(size, size - alone)
+    return out
+
+
+def measure(
+    generator: Generator,
+    prompts: Sequence[BenchPrompt],
+    settings: Sequence[Decoding],
+    max_tokens: int,
+    repeats: int = 1,
+    progress: Callable[[int, str], None] | None = None,
+    known: Mapping[Key, Measured] | None = None,
+    keep: Callable[[Measured], None] | None = None,
+    sampling: Sampling = Sampling(),  # noqa: B008 - frozen
+) -> list[Measured]:
+    """Runs every setting on every prompt. Who begins changes from prompt to prompt; a warm-up comes first and is not
+    kept.
+
+    In a conversation of several turns all settings get the history with the answers of the first setting, so that they
+    are measured on the same prompts.
+
+    Args:
+        known: What was measured earlier and is not measured again.
+        keep: Is given everything else as soon as it is measured.
+        sampling: Every prompt of every pass has its own seed, the same for all settings.
+
+    Raises:
+        ValueError: a prompt and its answer do not fit in the context, or a setting needs a drafter that is not there.
+    """
+    generator.require(settings)
+    for prompt in prompts:
+        # With answers of full length; nothing is lost in the middle because the last turn does not fit.
+        turns = [[{"role": "user", "content": text}, {"role": "assistant", "content": "."}] for text in prompt.turns]
+        render(generator, prompt, [message for turn in turns for message in turn][:-1], max_tokens * len(turns))
+    _warm_up(generator, prompts[0], settings)
+    measured: list[Measured] = []
+    for repeat in range(repeats):
+        for i, prompt in enumerate(prompts):
+            messages: list[dict[str, str]] = []
+            generator.forget(0)
+            for turn, text in enumerate(prompt.turns):
+                messages.append({"role": "user", "content": text})
+                rendered = render(generator, prompt, messages, max_tokens)
+                turns_of = rotated(settings, i + repeat)
+                there = [(known or {}).get((prompt.id, turn, repeat, str(setting), 1)) for setting in turns_of]
+                n_held = generator.hold(rendered, settings) if None in there else 0
+                for setting, earlier in zip(turns_of, there):
+                    if earlier is None:
+                        generator.forget(n_held)
+                        seed = sampling.seed_of(repeat * len(prompts) + i)
+                        made = generator.generate(rendered, setting, max_tokens, sampling.temperature, seed)
+                        result = replace(made, records=())
+                        measured.append(Measured(prompt, turn, repeat, str(setting), len(rendered.tokens), result))
+                        if keep is not None:
+                            keep(measured[-1])
+                    else:
+                        measured.append(earlier)
+                    if progress is not None:
+                        progress(len(measured), f"{prompt.id} {setting}")
+                reference = next(m for m in reversed(measured) if m.setting == str(settings[0]))
+                messages.append({"role": "assistant", "content": reference.result.text})
+    return measured
+
+
+def render(generator: Generator, prompt: BenchPrompt, messages: list[dict[str, str]], n_answers: int) -> Prompt:
+    """The prompt of a conversation; raises ValueError if it does not fit with n_answers tokens of answers."""
+    rendered = generator.render(messages)
+    room = generator.n_ctx
+    if len(rendered.tokens) + n_answers > room:
+        raise ValueError(
+            f"prompt {prompt.id!r} has {len(rendered.tokens)} tokens, which with {n_answers} of answers does not fit "
+            f"in the context of {room}; raise --n-ctx, or lower --max-tokens."
+        )
+    return rendered
+
+
+def _warm_up(generator: Generator, prompt: BenchPrompt, settings: Sequence[Decoding]) -> None:
+    rendered = generator.render([{"role": "user", "content": prompt.turns[0]}])
+    for setting in settings:
+        generator.generate(rendered, setting, 16)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One setting over all prompts, or those of a category."""
+
+    setting: str
+    n_prompts: int
+    """Forms of one prompt counted once."""
+    tokens_per_second: Interval
+    speedup_plain: Interval | None
+    speedup_exact: Interval | None
+    mean_accepted: float
+    loose_rate: float
+    acceptance: float
+    acceptance_at_depth: tuple[float, ...]
+    same_output: float | None
+    """Share of the outputs that are those of plain decoding, or of `exact` if that is left out."""
+    split: dict[str, float]
+    """Shares of decoding time."""
+
+
+def summarise(measured: Sequence[Measured], category: str | None = None) -> list[Summary]:
+    """A summary for each setting, in the order they first occur in the settings; of one category, or of all (None)."""
+    chosen = [m for m in measured if category is None or m.prompt.category == category]
+    by_setting: dict[str, dict[tuple[str, int, int], Measured]] = {}
+    for m in chosen:
+        by_setting.setdefault(m.setting, {})[m.prompt.id, m.turn, m.repeat] = m
+    return [_summary(setting, by_setting) for setting in by_setting]
+
+
+def _summary(setting: str, by_setting: dict[str, dict[tuple[str, int, int], Measured]]) -> Summary:
+    mine = by_setting[setting]
+    keys = list(mine)
+    groups = [mine[key].prompt.unit for key in keys]
+    results = [mine[key].result for key in keys]
+
+    def timed(name: str) -> Timed:
+        return [by_setting[name][key].timed for key in keys]
+
+    def over(other: str) -> Interval | None:
+        return None if other == setting or other not in by_setting else speedup(timed(setting), timed(other), groups)
+
+    stats = [r.stats for r in results]
+    committed, rounds = sum(s.committed for s in stats), sum(s.rounds for s in stats)
+    drafted = sum(s.drafted for s in stats)
+    reference = "plain" if "plain" in by_setting else "exact"
+    theirs = by_setting.get(reference) if setting != reference else None
+    return Summary(
+        setting=setting,
+        n_prompts=len(set(groups)),
+        tokens_per_second=speed(timed(setting), groups),
+        speedup_plain=over("plain"),
+        speedup_exact=over("exact") if setting != "plain" else None,
+        mean_accepted=committed / rounds if rounds else math.nan,
+        loose_rate=sum(s.loose_accepted for s in stats) / committed if committed else math.nan,
+        acceptance=sum(s.matched + s.loose_accepted for s in stats) / drafted if drafted else math.nan,
+        acceptance_at_depth=_by_depth(results),
+        same_output=sum(mine[k].result.tokens == theirs[k].result.tokens for k in keys) / len(keys) if theirs else None,
+        split=_split(results),
+    )
+
+
+def _by_depth(results: Sequence[Generated]) -> tuple[float, ...]:
+    depth = max((len(r.stats.drafted_at_depth) for r in results), default=0)
+    out = []
+    for i in range(depth):
+        drafted = sum(r.stats.drafted_at_depth[i] for r in results if i < len(r.stats.drafted_at_depth))
+        accepted = sum(r.stats.accepted_at_depth[i] for r in results if i < len(r.stats.accepted_at_depth))
+        out.append(accepted / drafted if drafted else 0.0)
+    return tuple(out)
+
+
+def _split(results: Sequence[Generated]) -> dict[str, float]:
+    """Seconds of everything but the prompt. The first step's draft is included, as in `Stats`."""
+    parts = {name: sum(getattr(r.stats, f"seconds_{name}") for r in results) for name in SPLIT}
+    whole = sum(r.seconds_prompt + r.decode_seconds - r.stats.seconds_prefill for r in results)
+    if whole <= 0:
+        return {}
+    parts["rest"] = max(0.0, whole - sum(parts.values()))
+    return {name: seconds / whole for name, seconds in parts.items()}

@@ -1,0 +1,128 @@
+"""The thresholds of one gate side by side: how fast each is, and how far its outputs stray from exact ones.
+
+Choosing a threshold like this on 8 to 16 prompts is the idea of fuzzy speculative decoding (Holsman et al. 2025, arXiv
+2502.20704).
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyfly_cpp.decoding import Decoding
+from pyfly_cpp.decoding.drafters import Drafter, as_given
+from pyfly_cpp.decoding.gates import Gate, at_thresholds
+from pyfly_cpp.decoding.presets import Preset
+from pyfly_cpp.decoding.resolve import Resolved
+from pyfly_cpp.measure.speed import Measured, Summary, summarise
+from pyfly_cpp.measure.statistics import Interval, bootstrap, for_json, ratio
+from pyfly_cpp.models.named import model_file
+
+THRESHOLDS = {
+    "margin": (0.075, 0.15, 0.3, 0.6, 1.2),
+    "entropy": (0.85, 0.6, 0.42, 0.3, 0.21, 0.15),
+    "entropy-normalized": (0.3, 0.15, 0.075, 0.038, 0.019),
+    "fuzzy-js": (0.025, 0.05, 0.1, 0.2, 0.4),
+}
+"""Those of a gate whose thresholds nobody gave, from strict to loose. Margins, entropies and divergences of mismatches
+spread over orders of magnitude, so the steps are geometric: each lets about as many more of them pass, and a few
+prompts can tell it from the one before. A published value is among them, where there is one."""
+
+
+def read_sweep(text: str) -> dict[float, Gate]:
+    """The gates of `margin` or `margin:0.1,0.3,1` by their thresholds; raises ValueError."""
+    word, colon, numbers = text.strip().partition(":")
+    thresholds: Sequence[float] = THRESHOLDS.get(word, ())
+    if colon:
+        try:
+            thresholds = list(map(float, numbers.split(",")))
+        except ValueError:
+            raise ValueError(
+                f"cannot read the thresholds {numbers!r}; write numbers, as in margin:0.1,0.3,1."
+            ) from None
+    gates = dict(zip(thresholds, at_thresholds(word, thresholds)))
+    if not gates:
+        raise ValueError(f"give thresholds of {word}, as in {word}:0.1,0.2; only {', '.join(THRESHOLDS)} have some.")
+    return gates
+
+
+def agreement(tokens: Sequence[int], reference: Sequence[int]) -> float:
+    """How much two outputs have in common, 0..1: twice the tokens in matching runs, in order, over the tokens of both
+    (Ratcliff and Obershelp). Two texts with the same meaning in other words score low: it is a strict measure."""
+    if not tokens and not reference:
+        return 1.0
+    return difflib.SequenceMatcher(None, list(tokens), list(reference), autojunk=False).ratio()
+
+
+@dataclass(frozen=True)
+class Point:
+    """Exact decoding, or one threshold."""
+
+    summary: Summary
+    agreement: Interval
+    """The mean over outputs of what they have in common with the exact ones."""
+
+    @property
+    def setting(self) -> str:
+        """How it is written."""
+        return self.summary.setting
+
+    @property
+    def speedup(self) -> float:
+        """Over exact."""
+        return 1.0 if self.summary.speedup_exact is None else self.summary.speedup_exact.estimate
+
+    @property
+    def is_surely_faster(self) -> bool:
+        """Whether the whole interval of its speed is above that of exact; not known (no) with few prompts."""
+        return self.summary.speedup_exact is not None and self.summary.speedup_exact.low > 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """Fit for JSON; the rest stands in the summaries."""
+        return {"setting": self.setting, "agreement": for_json(self.agreement)}
+
+
+def points_of(measured: Sequence[Measured], gates: Iterable[Gate]) -> list[Point]:
+    """Exact decoding, then the gates of a sweep."""
+    outputs: dict[str, dict[tuple[str, int, int], Measured]] = {}
+    for m in measured:
+        outputs.setdefault(m.setting, {})[m.prompt.id, m.turn, m.repeat] = m
+    summaries = {summary.setting: summary for summary in summarise(measured)}
+    points = []
+    for setting in dict.fromkeys(["exact", *(str(Decoding(gate)) for gate in gates)]):
+        rows = [(m, outputs["exact"][key]) for key, m in outputs[setting].items()]
+        shares = [[agreement(m.result.tokens, exact.result.tokens), 1.0] for m, exact in rows]
+        points.append(Point(summaries[setting], bootstrap(shares, ratio, [m.prompt.unit for m, _ in rows])))
+    return points
+
+
+def fastest(points: Sequence[Point], least_agreement: float) -> Point:
+    """The fastest threshold of those that agree so much and are surely faster than exact decoding; else exact."""
+    exact, *others = points
+    able = [one for one in others if one.agreement.estimate >= least_agreement and one.is_surely_faster]
+    return max(able, key=lambda one: one.speedup, default=exact)
+
+
+def make_preset(setting: Decoding, model: str | os.PathLike[str], drafters: Resolved, claim: dict[str, Any]) -> Preset:
+    """The preset of a setting without the governor, with the models it was measured with."""
+    parts = [_with_whole_paths(part) for part in drafters.needed.as_used(setting).drafters]
+    # What was measured, whatever a gate's own may be one day; a lossless one has no use for it.
+    window = None if setting.gate.is_lossless else setting.effective_window
+    decoding = replace(setting, window=window, drafter=as_given(parts))
+    return Preset(decoding, os.path.abspath(model), claim)
+
+
+def _with_whole_paths(part: Drafter) -> Drafter:
+    """A drafter whose files are found from any folder."""
+    given = {name: getattr(part, name) for name in part.path_fields}
+    if part.file is not None:
+        given[part.file_field] = model_file(part.file)
+    paths = {
+        name: tuple(map(os.path.abspath, value)) if isinstance(value, tuple) else os.path.abspath(value)
+        for name, value in given.items()
+        if value
+    }
+    return part.but(**paths) if paths else part

@@ -1,0 +1,1 @@
+"""Tasks of evaluation: a small file for each, and what they share."""

@@ -1,0 +1,115 @@
+"""The table, from lines made by hand."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pyfly_cpp.measure import quality as report
+
+
+def line(item, setting, correct, tokens=100, seconds=1.0, group=None, **more):
+    stats = {"committed": tokens, "rounds": tokens // 4, "loose_accepted": 10 if "margin" in setting else 0}
+    return {
+        "item": item, "setting": setting, "group": group or item, "correct": correct,
+        "detail": {"strict": correct, "status": "x"},
+        "finish": "length" if more.get("cut") else "eog",
+        "loop": False, "decode_tokens": tokens, "decode_seconds": seconds, "stats": stats,
+        "output": setting if more.get("own") else "same",
+        "tokens": list(range(tokens)),
+    }  # fmt: skip
+
+
+SETTINGS = ["plain", "exact", "margin:0.3"]
+
+
+def lines():
+    out = []
+    for i in range(20):
+        out.append(line(f"{i}", "plain", i < 12, seconds=2.0))
+        out.append(line(f"{i}", "exact", i < 12, seconds=1.0))
+        out.append(line(f"{i}", "margin:0.3", 2 <= i < 13, seconds=0.5, own=i % 2))
+    return out
+
+
+def test_numbers():
+    table = report.summarise(lines(), SETTINGS, 20, "A task")
+    plain, exact, loose = table.rows
+    assert (plain.n_correct, exact.n_correct, loose.n_correct) == (12, 12, 11)
+    assert (loose.flips.harmful, loose.flips.helpful, loose.flips.both_right) == (2, 1, 10)
+    assert loose.recovery.estimate == pytest.approx(11 / 12) and exact.recovery is None
+    assert loose.difference.estimate == pytest.approx(-0.05)
+    assert (
+        loose.tokens_per_second.estimate == 200
+        and loose.speedup_plain.estimate == 4
+        and loose.speedup_exact.estimate == 2
+    )
+    assert plain.speedup_exact is None and plain.speedup_plain is None
+    assert loose.mean_accepted == 4 and loose.loose_rate == 0.1 and loose.same_output == 0.5
+    assert loose.also == {"strict": 11 / 20}
+
+
+def test_cut_answers_are_told():
+    table = report.summarise([line("1", name, False, cut=name == "plain") for name in SETTINGS], SETTINGS, 1)
+    assert [row.n_cut for row in table.rows] == [1, 0, 0]
+    assert any("cut at the limit of tokens, of 1: plain 1, exact 0" in note for note in report.notes(table))
+
+
+def test_exact_answers_that_differ_from_plain_ones_are_explained():
+    table = report.summarise([line("1", name, True, own=name == "plain") for name in SETTINGS], SETTINGS, 1)
+    assert any("plain and exact differ in 1 of 1 answers" in note for note in report.notes(table))
+    assert not any("differ in" in note for note in report.notes(report.summarise(lines(), SETTINGS, 20)))
+
+
+def test_halves_hold_everything():
+    head, body = report.cells(report.summarise(lines(), SETTINGS, 20))
+    (quality, _), (speed, _) = report.halves(head, body)
+    assert quality[0] == speed[0] == "setting" and sorted({*quality, *speed}) == sorted(head)
+
+
+def test_without_plain_nothing_is_compared_with_it():
+    some = [row for row in lines() if row["setting"] != "plain"]
+    head, body = report.cells(report.summarise(some, SETTINGS[1:], 20))
+    assert "x exact [95% CI]" in head and not any("plain" in name for name in head)
+    assert all(len(row) == len(head) for row in body)
+    (quality, _), (speed, _) = report.halves(head, body)
+    assert quality[-1] == "loops" and speed == ["setting", "tokens/s [95% CI]", "x exact [95% CI]", *speed[3:]]
+
+
+def test_only_complete_items_count():
+    partial = lines()[:-1]
+    table = report.summarise(partial, SETTINGS, 25)
+    assert (table.n_complete, table.rows[0].n) == (19, 19)
+    assert any("19 of 25 items are complete" in note for note in report.notes(table))
+
+
+def test_nothing_yet():
+    table = report.summarise([], SETTINGS, 5)
+    assert table.n_complete == 0 and json.dumps(table.as_dict(), allow_nan=False)
+    assert report.markdown(table)
+
+
+def test_groups_widen_the_interval():
+    alone = report.summarise(lines(), SETTINGS, 20).rows[1].accuracy
+    grouped_lines = [{**row, "group": str(int(row["item"]) // 3)} for row in lines()]
+    table = report.summarise(grouped_lines, SETTINGS, 20)
+    grouped = table.rows[1].accuracy
+    assert grouped.high - grouped.low > alone.high - alone.low
+    assert any("forms of 7 prompts" in note for note in report.notes(table))
+
+
+def test_markdown_and_json():
+    table = report.summarise(lines(), SETTINGS, 20, "A task")
+    page = report.markdown(table, ["a fact"])
+    rows = [row for row in page.splitlines() if row.startswith("|")]
+    assert len({row.count("|") for row in rows}) == 1 and len(rows) == 5
+    assert "- a fact" in page and "McNemar p = 1" in page
+    assert json.dumps(table.as_dict(), allow_nan=False)
+
+
+def test_answers_that_are_all_empty_say_so():
+    silent = [{**row, "output": " \n"} if row["setting"] == "exact" else row for row in lines()]
+    (note,) = [note for note in report.notes(report.summarise(silent, SETTINGS, 20, "A task")) if "empty" in note]
+    assert note.startswith("Every answer of exact is empty") and "--chat-format" in note
+    assert not any("empty" in note for note in report.notes(report.summarise(lines(), SETTINGS, 20, "A task")))

@@ -1,0 +1,130 @@
+"""Against scipy and statsmodels, and by simulation where a property is claimed."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyfly_cpp.measure.statistics import (
+    Flips,
+    bootstrap,
+    flips,
+    mcnemar_exact,
+    paired_difference,
+    ratio,
+    ratio_of_ratios,
+    recovery,
+    wilson,
+)
+
+scipy_stats = pytest.importorskip("scipy.stats")
+
+
+@given(st.integers(0, 60), st.integers(0, 60))
+def test_mcnemar_is_the_two_sided_binomial_test(harmful, helpful):
+    n = harmful + helpful
+    expected = scipy_stats.binomtest(harmful, n, 0.5).pvalue if n else 1.0
+    assert mcnemar_exact(harmful, helpful) == pytest.approx(expected, rel=1e-9)
+
+
+@given(st.integers(1, 300).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_wilson(pair):
+    k, n = pair
+    mine = wilson(k, n)
+    theirs = scipy_stats.binomtest(k, n).proportion_ci(0.95, method="wilson")
+    assert (mine.low, mine.high) == pytest.approx((theirs.low, theirs.high), abs=1e-9)
+    assert 0 <= mine.low <= mine.estimate + 1e-12 and mine.estimate - 1e-12 <= mine.high <= 1
+
+
+def test_wilson_of_nothing():
+    assert math.isnan(wilson(0, 0).estimate)
+    with pytest.raises(ValueError, match=r"0\.\.3"):
+        wilson(4, 3)
+
+
+def test_bootstrap_agrees_with_scipy():
+    rng = np.random.default_rng(2)
+    tokens, seconds = rng.integers(50, 200, 60).astype(float), rng.gamma(9, 1, 60)
+    mine = bootstrap(np.column_stack([tokens, seconds]), ratio, n_resamples=20000)
+    theirs = scipy_stats.bootstrap(
+        (tokens, seconds), lambda a, b, axis: a.sum(axis) / b.sum(axis), paired=True, method="percentile",
+        n_resamples=20000, rng=np.random.default_rng(3), vectorized=True,
+    ).confidence_interval  # fmt: skip
+    width = theirs.high - theirs.low
+    assert mine.estimate == pytest.approx(tokens.sum() / seconds.sum())
+    assert abs(mine.low - theirs.low) < 0.05 * width and abs(mine.high - theirs.high) < 0.05 * width
+
+
+def test_bootstrap_covers():
+    """Of simulated speedups with a known truth, about 95 % of the intervals hold it."""
+    rng = np.random.default_rng(4)
+    n_simulations, n_prompts = 300, 40
+    covered = 0
+    for i in range(n_simulations):
+        tokens = rng.integers(60, 130, size=(n_prompts, 2))
+        noise = rng.lognormal(0, 0.25, size=(n_prompts, 2)) / math.exp(0.25**2 / 2)
+        seconds = tokens / [15, 10] * noise  # speeds 15 and 10: the speedup is 1.5
+        table = np.column_stack([tokens[:, 0], seconds[:, 0], tokens[:, 1], seconds[:, 1]])
+        interval = bootstrap(table, ratio_of_ratios, n_resamples=500, seed=i)
+        covered += interval.low <= 1.5 <= interval.high
+    assert 0.90 <= covered / n_simulations <= 0.985
+
+
+def test_bootstrap_resamples_groups():
+    """Ten copies of every item are no ten times the evidence."""
+    rng = np.random.default_rng(5)
+    values = np.column_stack([rng.random(12), np.ones(12)])
+    names = [str(i) for i in range(12)]
+    once = bootstrap(values, ratio)
+    copied = np.repeat(values, 10, axis=0)
+    naive = bootstrap(copied, ratio)
+    grouped = bootstrap(copied, ratio, groups=[name for name in names for _ in range(10)])
+    assert naive.high - naive.low < 0.5 * (once.high - once.low)
+    assert grouped.high - grouped.low == pytest.approx(once.high - once.low, rel=0.1)
+
+
+def test_bootstrap_is_seeded_and_honest():
+    values = np.column_stack([np.arange(10), np.ones(10)])
+    assert bootstrap(values, ratio, seed=1) == bootstrap(values, ratio, seed=1) != bootstrap(values, ratio, seed=2)
+    assert math.isnan(bootstrap(values[:3], ratio).low), "three items determine no interval"
+    assert math.isnan(bootstrap(np.zeros((9, 2)), ratio).estimate)
+    with pytest.raises(ValueError, match="groups"):
+        bootstrap(values, ratio, groups=["a"])
+    with pytest.raises(ValueError, match="shape"):
+        bootstrap([1, 2, 3], ratio)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=50))
+def test_flips(pairs):
+    counts = flips([a for a, _ in pairs], [b for _, b in pairs])
+    assert counts.harmful == sum(a and not b for a, b in pairs)
+    assert counts.helpful == sum(b and not a for a, b in pairs)
+    assert counts.harmful + counts.helpful + counts.both_right + counts.both_wrong == len(pairs)
+    assert flips([a for a, _ in pairs], [a for a, _ in pairs]).p == 1.0
+
+
+def test_recovery():
+    right = [True] * 40 + [False] * 10
+    assert recovery(right, right).estimate == 1.0
+    half = [True] * 20 + [False] * 30
+    interval = recovery(right, half)
+    assert interval.estimate == 0.5 and interval.low < 0.5 < interval.high
+    assert math.isnan(recovery([False] * 10, [True] * 10).estimate)
+    with pytest.raises(ValueError, match="same items"):
+        recovery([True], [])
+
+
+def test_paired_difference_covers_and_is_never_certain():
+    rng = np.random.default_rng(6)
+    n, n_simulations, covered = 60, 600, 0
+    for _ in range(n_simulations):
+        harmful, helpful, both, neither = rng.multinomial(n, [0.06, 0.03, 0.7, 0.21])
+        interval = paired_difference(Flips(int(harmful), int(helpful), int(both), int(neither)))
+        covered += interval.low <= -0.03 <= interval.high
+    assert covered / n_simulations >= 0.93
+    none = paired_difference(Flips(0, 0, 40, 20))
+    assert none.estimate == 0 and none.low < -0.01 and none.high > 0.01
