@@ -111,7 +111,7 @@ pyfly_status pyfly_verify(const float * logits, size_t n_vocab, const int32_t * 
         }
         const pyfly::Verified verified =
             pyfly::verify_round(logits, vocabulary, draft, n_draft, draft_logits, target_tokens,
-                                pyfly::Gate(gate, n_gate), *window, answered, n_answered, seed);
+                                pyfly::GateExpression(gate, n_gate), *window, answered, n_answered, seed);
         std::copy(verified.decisions.begin(), verified.decisions.end(), decisions);
         std::copy(verified.tokens.begin(), verified.tokens.end(), tokens);
         *n_tokens = verified.tokens.size();
@@ -262,7 +262,7 @@ pyfly_status pyfly_batch_begin(pyfly_batch * batch, int32_t slot, const pyfly_re
     return guard(error, [&] {
         require_slot(batch, slot);
         const bool is_known = request->n_evaluated < 0;
-        pyfly::Gate gate(request->gate, request->n_gate);
+        pyfly::GateExpression gate(request->gate, request->n_gate);
         std::unique_ptr<pyfly::Sampler> sampler = pyfly::make_sampler(
             request->sampler_chain, pyfly::Judge::keeps_shaped_rows(gate, request->trace != 0), gate.draws());
         pyfly::RequestConfig config = {std::move(gate),

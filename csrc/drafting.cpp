@@ -14,7 +14,7 @@ namespace pyfly {
 namespace {
 
 // Whether what is drafted can change which text is written: it can where drafts are drawn, even without loss.
-bool is_changed_by_drafts(const Gate & gate) {
+bool is_changed_by_drafts(const GateExpression & gate) {
     return !gate.is_exact() || gate.draws();
 }
 
@@ -219,7 +219,7 @@ std::vector<Candidate> Drafting::offer(Turns & turns) {
         for (size_t i = 0; i < turns.size(); i++) {
             if (k_max[i][d] > 0) {
                 const Sequence & sequence = turns[i].text->sequence;
-                const Gate & gate = sequence.config().gate;
+                const GateExpression & gate = sequence.config().gate;
                 requests.push_back({turns[i].text->slot(),
                                     &sequence.transcript().history(),
                                     k_max[i][d],
@@ -323,7 +323,7 @@ void Drafting::ask_chosen(size_t drafter, Turns & turns, const std::vector<Choic
             continue;
         }
         t.drafted.n_asked = is_governed ? choices[i].k : 0;
-        const Gate & gate = t.sequence.config().gate;
+        const GateExpression & gate = t.sequence.config().gate;
         requests.push_back({t.slot(), &t.sequence.transcript().history(), choices[i].k, &d.proposal,
                             gate.needs_draft_rows(), t.sequence.draw_draft(),
                             policy_->stop(choices[i].drafter, choices[i].k), is_changed_by_drafts(gate),

@@ -17,7 +17,7 @@ constexpr double not_measured = std::numeric_limits<double>::quiet_NaN();
 constexpr double impossible_margin = 22.18;
 
 // Entropy of a row, nats: of its top n if the gate measures that, else of the whole row.
-double reported_entropy(const Gate & gate, const RowStats & stats) {
+double reported_entropy(const GateExpression & gate, const RowStats & stats) {
     const int32_t n = gate.n_top_entropy();
     return n > 0 ? stats.top_entropy(std::min(n, stats.n_top)) : stats.entropy;
 }
@@ -66,7 +66,7 @@ void mark_matched(pyfly_record & record, const Draft & draft, size_t i) {
 
 } // namespace
 
-Judge::Judge(const Vocabulary & vocabulary, Gate gate, const pyfly_window_config & window, bool measures,
+Judge::Judge(const Vocabulary & vocabulary, GateExpression gate, const pyfly_window_config & window, bool measures,
              int64_t answer_begin, std::unique_ptr<Sampler> sampler, Random random)
     : vocabulary_(&vocabulary), gate_(std::move(gate)), window_(window), measures_(measures),
       answer_begin_(answer_begin), sampler_(std::move(sampler)), random_(random), settled_(random) {

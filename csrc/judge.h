@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "rules/gate.h"
+#include "gates/expression.h"
 #include "sampler.h"
 #include "speculative.h"
 #include "transcript.h"
@@ -19,7 +19,7 @@ namespace pyfly {
 struct Draft {
     int32_t drafter = -1; // index, -1: none
     std::vector<int32_t> tokens;
-    std::vector<float> rows = {};    // [tokens][n_vocab], the drafter's own; empty: it has none, or no rule needs them
+    std::vector<float> rows = {};    // [tokens][n_vocab], the drafter's own; empty: it has none, or no gate needs them
     std::vector<Weights> drawn = {}; // [tokens], what each was drawn from; empty: nobody drew them
 
     Weights q(size_t i) const { return drawn.empty() ? Weights{{tokens[i], 1.0}} : drawn[i]; }
@@ -31,7 +31,7 @@ class Judge {
     // The answer begins at this position. `measures`: entropy, margin and probability of every token, not only of
     // mismatches. `random`: for a gate with speculative sampling. Throws Error(PYFLY_STATUS_INVALID) for a malformed
     // window, or one that the gate has no use for.
-    Judge(const Vocabulary & vocabulary, Gate gate, const pyfly_window_config & window, bool measures,
+    Judge(const Vocabulary & vocabulary, GateExpression gate, const pyfly_window_config & window, bool measures,
           int64_t answer_begin, std::unique_ptr<Sampler> sampler, Random random);
 
     // Settles a round, rows(i) [n_vocab] being the target's logits at its position i; i = draft.tokens.size(): those of
@@ -68,7 +68,7 @@ class Judge {
     int64_t answer_begin() const { return answer_begin_; }
 
     // Whether the sampler has to keep the row as gates see it (make_sampler).
-    static bool keeps_shaped_rows(const Gate & gate, bool measures) { return measures || !gate.is_exact(); }
+    static bool keeps_shaped_rows(const GateExpression & gate, bool measures) { return measures || !gate.is_exact(); }
 
     // The sampler moves on to the next text, and so do the random numbers.
     std::unique_ptr<Sampler> take_sampler() { return std::move(sampler_); }
@@ -86,7 +86,7 @@ class Judge {
     size_t n_vocab() const { return static_cast<size_t>(vocabulary_->n()); }
 
     const Vocabulary * vocabulary_;
-    Gate gate_;
+    GateExpression gate_;
     Window window_;
     bool measures_;
     int64_t answer_begin_;

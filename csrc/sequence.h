@@ -14,7 +14,7 @@ namespace pyfly {
 
 // How a text is decoded.
 struct RequestConfig {
-    Gate gate;
+    GateExpression gate;
     pyfly_window_config window;
     bool trace;                     // measure entropy, margin and logprob of every token
     bool keep_rows;                 // keep the raw logits row behind every committed token until the next round
@@ -128,7 +128,7 @@ class Sequence {
     const Vocabulary * vocabulary_;
     Memory memory_;
     Evaluate evaluate_;
-    RequestConfig config_ = {Gate::exact(), {}, false, false, false, false, {}};
+    RequestConfig config_ = {GateExpression::exact(), {}, false, false, false, false, {}};
     Transcript transcript_;
     std::unique_ptr<Judge> judge_;
     bool is_active_ = false;

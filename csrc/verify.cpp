@@ -97,7 +97,7 @@ class ChoicesSampler : public Sampler {
 } // namespace
 
 Verified verify_round(const float * logits, const Vocabulary & vocabulary, const int32_t * draft, size_t n_draft,
-                      const float * draft_logits, const int32_t * choices, const Gate & gate,
+                      const float * draft_logits, const int32_t * choices, const GateExpression & gate,
                       const pyfly_window_config & window, const int32_t * answered, int64_t n_answered, uint64_t seed) {
     const size_t n_vocab = static_cast<size_t>(vocabulary.n());
     if (window.across_rounds) {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "rules/gate.h"
+#include "gates/expression.h"
 #include "vocabulary.h"
 
 namespace pyfly {
@@ -19,7 +19,7 @@ struct Verified {
 // choices[n_draft + 1] or null for the argmax, or what speculative sampling draws with this seed; answered[n_answered]:
 // what came before in the answer, or null.
 Verified verify_round(const float * logits, const Vocabulary & vocabulary, const int32_t * draft, size_t n_draft,
-                      const float * draft_logits, const int32_t * choices, const Gate & gate,
+                      const float * draft_logits, const int32_t * choices, const GateExpression & gate,
                       const pyfly_window_config & window, const int32_t * answered, int64_t n_answered, uint64_t seed);
 
 } // namespace pyfly

@@ -148,10 +148,10 @@ typedef struct pyfly_decision {
  * what is emitted: the accepted drafts up to the first rejection and the target's choice there, or all drafts and the
  * bonus token; nothing behind a token that ends a text.
  *
- * logits[n_draft + 1][n_vocab]; draft[n_draft]; draft_logits[n_draft][n_vocab], or NULL where no rule needs them;
+ * logits[n_draft + 1][n_vocab]; draft[n_draft]; draft_logits[n_draft][n_vocab], or NULL where no gate needs them;
  * target_tokens[n_draft + 1] or NULL for the argmax of each row; protected_tokens[n_protected] and eog_tokens[n_eog],
  * which end a text, are never accepted loosely; a window that is open where the text ends does not hold. What came
- * before in the answer: n_answered >= 0 tokens, answered[n_answered] or NULL where no rule needs them. Out:
+ * before in the answer: n_answered >= 0 tokens, answered[n_answered] or NULL where no gate needs them. Out:
  * decisions[n_draft], tokens[n_draft + 1], *n_tokens. window->across_rounds must be 0: one round is all there is here.
  *
  * With a STOCHASTIC gate the choices are drawn, with the numbers that follow `seed`, so target_tokens must be NULL. p =

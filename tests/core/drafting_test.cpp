@@ -74,7 +74,7 @@ struct Texts {
         batch.configure(is_adaptive, std::move(drafters), 0, 0);
     }
 
-    void begin(int32_t slot, pyfly::Gate gate) {
+    void begin(int32_t slot, pyfly::GateExpression gate) {
         const pyfly_window_config window = {0, PYFLY_WINDOW_AGREE, -1, 0};
         batch.begin(slot, {std::move(gate), window, false, false, false, false, batch.draft_max(nullptr), 0}, {2, 3},
                     std::nullopt, pyfly::make_sampler(nullptr, false, false));
@@ -102,7 +102,7 @@ void test_a_text_stops_alone(bool is_adaptive, bool Fails::*failure, int32_t n_r
     Fails drafter;
     Texts texts(is_adaptive, {{&drafter, 2}});
     for (const int32_t slot : {0, 1}) {
-        texts.begin(slot, pyfly::Gate::exact());
+        texts.begin(slot, pyfly::GateExpression::exact());
     }
     for (int32_t i = 0; i < n_rounds_before; i++) {
         texts.batch.step();
@@ -130,11 +130,11 @@ class Weighs : public Proposes {
 void test_without_drafters_nothing_is_learned_of_the_last_draft() {
     Weighs drafter;
     Texts texts(false, {{&drafter, 2}});
-    texts.begin(0, pyfly::Gate::exact());
+    texts.begin(0, pyfly::GateExpression::exact());
     texts.batch.step();
     texts.batch.end(0, pyfly::Sequence::everything);
     texts.batch.configure(true, {}, 0, 0);
-    texts.begin(0, pyfly::Gate::exact());
+    texts.begin(0, pyfly::GateExpression::exact());
     const std::vector<pyfly::Batch::Progress> progress = texts.batch.step();
     assert(progress.size() == 1 && progress[0].is_round && progress[0].failure.status == PYFLY_OK);
 }

@@ -4,7 +4,7 @@ A gate looks at the target's row at a mismatch and decides: *strict* (reject now
 All logarithms are natural; p = softmax(row) over the whole vocabulary, after everything that forbids or reweighs tokens
 (grammar, logit bias, logits processors, penalties) and before temperature and truncation.
 
-Gates are frozen dataclasses; they hold configuration, the decisions are made in `csrc/rules/`. On the command line and
+Gates are frozen dataclasses; they hold configuration, the decisions are made in `csrc/gates/`. On the command line and
 in presets a gate is written as in `str(gate)`: `exact`, `entropy:0.3`, `margin:0.3`, `typical:0.09:0.3`,
 `all(margin:0.5,exact-first:8)`. Guards only restrict other gates, with which they stand in an `all(...)`. `FORMS` (in
 `written.py`) is the one table for reading, listing and explaining them. A gate includes its own window, which applies

@@ -1,22 +1,22 @@
-// All rules by the kind of their node: a new one is a file of its own, and its line here. Each makes the rule of a
+// All gates by the kind of their node: a new one is a file of its own, and its line here. Each makes the gate of a
 // node, and throws Error(PYFLY_STATUS_INVALID) for a number outside its range.
 #pragma once
 
-#include "rule.h"
+#include "gate.h"
 
 namespace pyfly {
 
-using MakeRule = std::unique_ptr<Rule>(const pyfly_gate_node & node);
+using MakeGate = std::unique_ptr<Gate>(const pyfly_gate_node & node);
 
-MakeRule make_exact, make_entropy_top, make_entropy_normalized, make_margin, make_typical, make_relaxed,
+MakeGate make_exact, make_entropy_top, make_entropy_normalized, make_margin, make_typical, make_relaxed,
     make_exact_first, make_no_repeat, make_fuzzy, make_stochastic;
 
-struct RuleKind {
+struct GateKind {
     int32_t kind; // pyfly_gate_kind
-    MakeRule * make;
+    MakeGate * make;
 };
 
-constexpr RuleKind rule_kinds[] = {
+constexpr GateKind gate_kinds[] = {
     {PYFLY_GATE_EXACT, make_exact},
     {PYFLY_GATE_ENTROPY_TOP, make_entropy_top},
     {PYFLY_GATE_ENTROPY_NORMALIZED, make_entropy_normalized},

@@ -6,13 +6,13 @@
 #include <cmath>
 
 #include "divergence.h"
-#include "rules.h"
+#include "kinds.h"
 
 namespace pyfly {
 
 namespace {
 
-class Fuzzy : public Rule {
+class Fuzzy : public Gate {
   public:
     Fuzzy(Divergence kind, int32_t n_top, double threshold) : kind_(kind), n_top_(n_top), threshold_(threshold) {
         require(n_top >= 0, "the fuzzy gate's top must be >= 0");
@@ -33,7 +33,7 @@ class Fuzzy : public Rule {
 
 } // namespace
 
-std::unique_ptr<Rule> make_fuzzy(const pyfly_gate_node & node) {
+std::unique_ptr<Gate> make_fuzzy(const pyfly_gate_node & node) {
     const int32_t kind = node.kind - PYFLY_GATE_FUZZY_KL; // in the order of Divergence
     return std::make_unique<Fuzzy>(static_cast<Divergence>(kind), node.n, node.threshold);
 }

@@ -4,13 +4,13 @@
 
 #include <algorithm>
 
-#include "rules.h"
+#include "kinds.h"
 
 namespace pyfly {
 
 namespace {
 
-class NoRepeat : public Rule {
+class NoRepeat : public Gate {
   public:
     explicit NoRepeat(int32_t n) : n_before_(static_cast<int64_t>(n) - 1) {
         require(n >= 1, "the number of tokens that must not come again must be >= 1");
@@ -38,7 +38,7 @@ class NoRepeat : public Rule {
 
 } // namespace
 
-std::unique_ptr<Rule> make_no_repeat(const pyfly_gate_node & node) {
+std::unique_ptr<Gate> make_no_repeat(const pyfly_gate_node & node) {
     return std::make_unique<NoRepeat>(node.n);
 }
 

@@ -1,4 +1,4 @@
-// Rules: what may happen to a drafted token that is not the target's choice. One file each; rules.h lists them. No
+// Gates: what may happen to a drafted token that is not the target's choice. One file each; kinds.h lists them. No
 // llama.h.
 #pragma once
 
@@ -10,16 +10,16 @@
 
 namespace pyfly {
 
-// What a rule may look at, at a mismatch. Nothing of it outlives the question.
+// What a gate may look at, at a mismatch. Nothing of it outlives the question.
 struct Evidence {
     const RowStats & target; // of the target's row, after what forbids or reweighs tokens and before temperature; with
-                             // top-n for the rule's n_top()
+                             // top-n for the gate's n_top()
     const float * row;       // [n_vocab], this row
     size_t n_vocab;
     int32_t drafted;          // token
     float drafted_logit;      // in the target's row; -inf if it is forbidden
     const float * draft_row;  // [n_vocab], the drafter's own; null if it has none
-    const int32_t * answered; // [n_answered], the tokens of this answer before it; null where no rule looks at them
+    const int32_t * answered; // [n_answered], the tokens of this answer before it; null where no gate looks at them
     int64_t n_answered;       // >= 0
 
     // ln p(top 1) - ln p(drafted), nats, >= 0. The normaliser cancels.
@@ -28,9 +28,9 @@ struct Evidence {
     double p_drafted() const; // p(drafted)
 };
 
-class Rule {
+class Gate {
   public:
-    virtual ~Rule() = default;
+    virtual ~Gate() = default;
 
     // Whether the window may decide; else the drafted token is rejected now.
     virtual bool defers(const Evidence & evidence) const = 0;

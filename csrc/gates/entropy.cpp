@@ -3,14 +3,14 @@
 #include <algorithm>
 #include <cmath>
 
-#include "rules.h"
+#include "kinds.h"
 
 namespace pyfly {
 
 namespace {
 
 // Of the n most probable tokens, not renormalised, nats: the FLy reference code (fly/models/FLy.py).
-class EntropyTop : public Rule {
+class EntropyTop : public Gate {
   public:
     EntropyTop(int32_t n, double theta) : n_(n), theta_(theta) {
         require_top(n, "the entropy gate's top");
@@ -28,7 +28,7 @@ class EntropyTop : public Rule {
 };
 
 // h = H / ln V of the whole row: the FLy paper (arXiv 2511.22972), Eq. 5-6.
-class EntropyNormalized : public Rule {
+class EntropyNormalized : public Gate {
   public:
     explicit EntropyNormalized(double theta) : theta_(theta) {
         require_share(theta, "the normalised entropy gate's theta");
@@ -45,11 +45,11 @@ class EntropyNormalized : public Rule {
 
 } // namespace
 
-std::unique_ptr<Rule> make_entropy_top(const pyfly_gate_node & node) {
+std::unique_ptr<Gate> make_entropy_top(const pyfly_gate_node & node) {
     return std::make_unique<EntropyTop>(node.n, node.threshold);
 }
 
-std::unique_ptr<Rule> make_entropy_normalized(const pyfly_gate_node & node) {
+std::unique_ptr<Gate> make_entropy_normalized(const pyfly_gate_node & node) {
     return std::make_unique<EntropyNormalized>(node.threshold);
 }
 

@@ -1,17 +1,17 @@
 // Typical acceptance: p(drafted) > min(epsilon, delta exp(-H)), H being the entropy of the whole row in nats. The more
 // undecided the target is, the less likely a token may be. Source: Cai et al. 2024, "Medusa" (arXiv 2401.10774),
-// section 2.3.1. There p has the temperature of the request; here it is 1, as for all rules.
+// section 2.3.1. There p has the temperature of the request; here it is 1, as for all gates.
 
 #include <algorithm>
 #include <cmath>
 
-#include "rules.h"
+#include "kinds.h"
 
 namespace pyfly {
 
 namespace {
 
-class Typical : public Rule {
+class Typical : public Gate {
   public:
     Typical(double epsilon, double delta) : epsilon_(epsilon), delta_(delta) {
         require_share(epsilon, "typical acceptance's epsilon");
@@ -27,7 +27,7 @@ class Typical : public Rule {
 
 } // namespace
 
-std::unique_ptr<Rule> make_typical(const pyfly_gate_node & node) {
+std::unique_ptr<Gate> make_typical(const pyfly_gate_node & node) {
     return std::make_unique<Typical>(node.threshold, node.second);
 }
 

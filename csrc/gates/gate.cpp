@@ -1,4 +1,4 @@
-#include "rule.h"
+#include "gate.h"
 
 #include <cmath>
 

@@ -4,13 +4,13 @@
 
 #include <algorithm>
 
-#include "rules.h"
+#include "kinds.h"
 
 namespace pyfly {
 
 namespace {
 
-class Relaxed : public Rule {
+class Relaxed : public Gate {
   public:
     Relaxed(int32_t k, double delta) : k_(k), delta_(delta) {
         require_top(k, "relaxed acceptance's k");
@@ -30,7 +30,7 @@ class Relaxed : public Rule {
 
 } // namespace
 
-std::unique_ptr<Rule> make_relaxed(const pyfly_gate_node & node) {
+std::unique_ptr<Gate> make_relaxed(const pyfly_gate_node & node) {
     return std::make_unique<Relaxed>(node.n, node.threshold);
 }
 

@@ -1,18 +1,18 @@
-#include "gate.h"
+#include "expression.h"
 
 #include <algorithm>
 #include <iterator>
 
-#include "rules.h"
+#include "kinds.h"
 
 namespace pyfly {
 
-Gate Gate::exact() {
+GateExpression GateExpression::exact() {
     const pyfly_gate_node node = {PYFLY_GATE_EXACT, 0, 0.0, 0.0};
     return {&node, 1};
 }
 
-Gate::Gate(const pyfly_gate_node * nodes, size_t n_nodes) {
+GateExpression::GateExpression(const pyfly_gate_node * nodes, size_t n_nodes) {
     size_t depth = 0;
     for (const pyfly_gate_node * node = nodes; node != nodes + n_nodes; node++) {
         if (node->kind == PYFLY_GATE_ALL || node->kind == PYFLY_GATE_ANY) {
@@ -22,31 +22,31 @@ Gate::Gate(const pyfly_gate_node * nodes, size_t n_nodes) {
             nodes_.push_back({node->kind, node->n, nullptr});
             continue;
         }
-        const auto known = std::find_if(std::begin(rule_kinds), std::end(rule_kinds),
-                                        [&](const RuleKind & k) { return k.kind == node->kind; });
-        require(known != std::end(rule_kinds), "unknown gate kind " + std::to_string(node->kind));
+        const auto known = std::find_if(std::begin(gate_kinds), std::end(gate_kinds),
+                                        [&](const GateKind & k) { return k.kind == node->kind; });
+        require(known != std::end(gate_kinds), "unknown gate kind " + std::to_string(node->kind));
         nodes_.push_back({node->kind, 0, known->make(*node)});
-        const Rule & rule = *nodes_.back().rule;
-        n_top_ = std::max(n_top_, rule.n_top());
-        n_top_entropy_ = std::max(n_top_entropy_, rule.reports_top_entropy() ? rule.n_top() : 0);
-        needs_draft_rows_ = needs_draft_rows_ || rule.needs_draft_row();
-        draws_ = draws_ || rule.draws();
-        looks_at_answer_ = looks_at_answer_ || rule.looks_at_answer();
+        const Gate & gate = *nodes_.back().gate;
+        n_top_ = std::max(n_top_, gate.n_top());
+        n_top_entropy_ = std::max(n_top_entropy_, gate.reports_top_entropy() ? gate.n_top() : 0);
+        needs_draft_rows_ = needs_draft_rows_ || gate.needs_draft_row();
+        draws_ = draws_ || gate.draws();
+        looks_at_answer_ = looks_at_answer_ || gate.looks_at_answer();
         depth++;
     }
     require(depth == 1, "a gate expression must leave exactly one verdict");
 }
 
-void Gate::require_window(const pyfly_window_config & window) const {
+void GateExpression::require_window(const pyfly_window_config & window) const {
     require(!draws_ || (window.size == 0 && window.tail <= 0),
             "speculative sampling decides about a draft at once; leave the window at None, or its size at 0");
 }
 
-bool Gate::defers(const Evidence & evidence) const {
+bool GateExpression::defers(const Evidence & evidence) const {
     std::vector<bool> stack;
     for (const Node & node : nodes_) {
-        if (node.rule) {
-            stack.push_back(node.rule->defers(evidence));
+        if (node.gate) {
+            stack.push_back(node.gate->defers(evidence));
             continue;
         }
         const bool is_any = node.kind == PYFLY_GATE_ANY;
