@@ -72,7 +72,7 @@ class Ours:
 
     def costs(self) -> dict[int, float]:
         """C(n) in seconds."""
-        native = self.batch.llama.decoder.batch
+        native = self.batch.model.decoder.batch
         return {n: us / 1e6 for n, us in self.batch.between_steps(native.measure, when_idle=True).result().rows}
 
     def serve(self, prompts: Sequence[list[int]], n: int) -> tuple[list[int], float, float]:

@@ -214,10 +214,10 @@ def test_with_the_demo_model_answers_are_the_same(demo, target):
     with FlyLlama(target, drafter="auto", **options) as llm:
         assert llm.drafter == (PromptLookup(), demo)
         assert llm("Natalia sold clips", **request)["choices"][0]["text"] == expected
-        assert llm.draft_lengths(llm.decoding) == [10, 8]
+        assert llm.loaded.draft_lengths(llm.decoding) == [10, 8]
         for decoding in (Decoding(adaptive=False), Decoding(draft_max=4)):
             llm.decoding = decoding
-            assert llm.draft_lengths(decoding) == [10 if decoding.draft_max is None else 4, 0]
+            assert llm.loaded.draft_lengths(decoding) == [10 if decoding.draft_max is None else 4, 0]
             assert llm("Natalia sold clips", **request)["choices"][0]["text"] == expected
         assert dict(llm.stats.accepted_by_drafter).get("cross-vocabulary", 0) == 0
 
@@ -246,7 +246,7 @@ def test_settings_that_take_turns_keep_their_drafters(demo, target, monkeypatch)
     with contextlib.closing(generator.llm):
         for setting in settings:
             generator.configure(setting)
-        monkeypatch.setattr(generator.llm.decoder, "open_drafters", None)
+        monkeypatch.setattr(generator.llm.loaded.decoder, "open_drafters", None)
         for setting in settings * 2:
             generator.configure(setting)
 

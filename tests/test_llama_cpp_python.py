@@ -133,7 +133,7 @@ def test_attributes_of_llama(plain):
         "draft_model", "verbose", "model_path",
     }  # fmt: skip
     assert used <= set(vars(plain))
-    declared = set(guarded_llama.GuardedLlama.__annotations__) - {"vocabulary", "_context_params"}
+    declared = set(guarded_llama.GuardedLlama.__annotations__) - {"vocabulary", "loaded", "_context_params"}
     assert declared <= used
     assert plain._ctx.ctx and plain._model.model and plain._model.vocab
 

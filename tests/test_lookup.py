@@ -159,21 +159,21 @@ def test_a_new_drafter_begins_with_what_the_old_one_remembers(tiny_target, tmp_p
         llm("Natalia sold clips to", max_tokens=40, temperature=0)
         llm.drafter = PromptLookup(memory_file=path, num_pred_tokens=20)
         llm("Tom has", max_tokens=4, temperature=0)
-        vocabulary = llm.decoder.target.vocabulary
+        vocabulary = llm.loaded.decoder.target.vocabulary
     assert len(read_answers(path, vocabulary)) > 40
 
 
 def test_two_processes_keep_the_answers_of_both(tiny_target, tmp_path):
     path = tmp_path / "answers.bin"
     one, two = (FlyLlama(tiny_target, drafter=PromptLookup(memory_file=path), **OPTIONS) for _ in range(2))
-    vocabulary = one.decoder.target.vocabulary
+    vocabulary = one.loaded.decoder.target.vocabulary
     one("Natalia sold clips to", max_tokens=8, temperature=0)
     two("Tom has", max_tokens=8, temperature=0)
-    expected = one.decoder.drafters[0].answers.tolist()
+    expected = one.loaded.decoder.drafters[0].answers.tolist()
     one.close()
-    two.decoder.keep_answers()
+    two.loaded.decoder.keep_answers()
     two("Once upon", max_tokens=8, temperature=0)
-    expected += two.decoder.drafters[0].answers.tolist()
+    expected += two.loaded.decoder.drafters[0].answers.tolist()
     two.close()
     assert read_answers(path, vocabulary).tolist() == expected and expected.count(-1) == 3
     assert [file.name for file in tmp_path.iterdir()] == ["answers.bin"]

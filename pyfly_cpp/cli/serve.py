@@ -125,7 +125,7 @@ def command(
         n_parallel = options.models.choose_parallel() if isinstance(parallel, str) else parallel
         batch = options.load(FlyBatch, n_parallel, longest_pause=_LONGEST_PAUSE)
         with batch:
-            lookups = [part for part in batch.llama.resolved.drafters if isinstance(part, PromptLookup)]
+            lookups = [part for part in batch.model.resolved.drafters if isinstance(part, PromptLookup)]
             if len(keys) > 1 and any(lookup.memory_file is not None for lookup in lookups):
                 raise ValueError("a --lookup-memory is not kept apart by API keys; give one key, or leave it out.")
             sampling = {k: v for k, v in options.sampling.items() if k not in ("seed", "max_tokens")}
@@ -144,7 +144,7 @@ def command(
                 with contextlib.suppress(OSError):  # a full disk
                     note(
                         f"{settings.name} is served at {url}/v1 to programs, and at {url} to a browser. Ctrl-C stops. "
-                        f"Drafter: {' and '.join(map(str, batch.llama.resolved.drafters)) or 'none'}. Gate: "
+                        f"Drafter: {' and '.join(map(str, batch.model.resolved.drafters)) or 'none'}. Gate: "
                         f"{batch.decoding.gate}. At most {counted(batch.n_parallel, 'request')} at a time, each "
                         f"with a context of {batch.n_ctx} tokens."
                     )
@@ -162,7 +162,7 @@ def command(
 def _leave(batch: FlyBatch) -> None:
     """Ends the process while a thread of it still tokenizes, so that the model cannot be freed."""
     with contextlib.suppress(Exception):
-        drafters = functools.partial(setattr, batch.llama.decoder, "drafters", [])  # what they remember is written
+        drafters = functools.partial(setattr, batch.model.decoder, "drafters", [])  # what they remember is written
         batch.between_steps(drafters).result(_LONGEST_END)
     sys.stderr.flush()
     os._exit(0)

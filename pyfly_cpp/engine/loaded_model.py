@@ -6,16 +6,25 @@
 from __future__ import annotations
 
 import ctypes
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import llama_cpp
 
+from pyfly_cpp._native import Drafter
+from pyfly_cpp.decoding import EXACT, Decoding
+from pyfly_cpp.decoding.gates import why_all, why_beyond, why_strict
+from pyfly_cpp.decoding.resolve import Resolved
+from pyfly_cpp.engine.access import Access
+from pyfly_cpp.engine.costs import expect_costs, setup_of
+from pyfly_cpp.engine.decoder import Decoder
 from pyfly_cpp.engine.vocabulary import Vocabulary
+from pyfly_cpp.errors import PyflyError
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class LoadedModel:
     """A loaded model. It is freed with the `llama_cpp.Llama` that it was loaded by, not with this."""
 
@@ -36,6 +45,74 @@ class LoadedModel:
     lora_path: str | None
     on_close: Callable[..., Any]
     """Has a function called, with arguments, before the model is freed; the newest first."""
+    access: Access
+    """Who may use it."""
+    decoder: Decoder
+    """Its native side."""
+    n_parallel: int
+    """Requests that run at a time."""
+    n_ctx: int
+    """Most tokens of one request, prompt and answer."""
+    n_batch: int
+    """Most tokens of a step."""
+    changes: tuple[object, ...]
+    """What else changes what it computes or where its parts are, for `setup_of`."""
+    verbose: bool
+    decoding: Decoding = EXACT
+    """How requests decode by default. Its drafter changes by `draft_with`."""
+    resolved: Resolved = Resolved()  # noqa: RUF009 - frozen
+    """The drafters, which of them may be left out, and why these."""
+    _warned: set[str] = field(default_factory=set)
+
+    @property
+    def is_governed(self) -> bool:
+        """Whether the governor chooses drafter and length."""
+        return self.decoding.is_governed_with(self.resolved.drafters)
+
+    def draft_lengths(self, decoding: Decoding) -> list[int]:
+        """Most tokens that each drafter proposes in a step of such a request. Whether that is governed is not its
+        own."""
+        return self.resolved.lengths(decoding.draft_max, self.is_governed, self.n_batch)
+
+    @property
+    def draft_max(self) -> int:
+        """Most tokens in a step."""
+        return max(self.draft_lengths(self.decoding), default=0)
+
+    def opened(self, wanted: Resolved) -> tuple[Resolved, list[Drafter]]:
+        """What drafts, without what may be left out if that cannot be opened, and its native drafters."""
+        k, is_fixed = self.decoding.draft_max, not self.decoding.adaptive
+        try:
+            return wanted, self.decoder.open_drafters(wanted.drafters, k, self.n_batch, is_fixed)
+        except (PyflyError, ValueError, MemoryError):
+            if not wanted.may_be_left_out:
+                raise
+            return self.opened(wanted.needed)
+
+    def draft_with(self, resolved: Resolved, opened: list[Drafter], given: Any) -> None:
+        """Takes over the result of `opened`; no request may run. `given`: how `decoding` is to name them."""
+        self.decoder.drafters = opened
+        self.resolved = resolved
+        self.decoding = replace(self.decoding, drafter=given)
+
+    def configure(self, may_measure: bool) -> None:
+        """Sets what the next request drafts with. The governor gets to know what that costs; `may_measure`: the context
+        holds nothing that would be lost."""
+        decoder, is_governed = self.decoder, self.is_governed
+        drafters = list(zip(self.resolved.drafters, self.draft_lengths(self.decoding)))
+        decoder.batch.configure([(one, k) for one, (_, k) in zip(decoder.drafters, drafters)], adaptive=is_governed)
+        if is_governed and drafters and not decoder.knows_costs:
+            setup = setup_of(self.path, drafters, self.model_params, self.context_params, self.changes)
+            decoder.knows_costs = expect_costs(decoder.batch, setup, may_measure=may_measure, verbose=self.verbose)
+
+    def warn_of_gate(self) -> None:
+        """Warns, once of each, of a gate that with this window and draft length can accept nothing loosely, of one
+        whose threshold lets everything pass, and of a margin larger than advised."""
+        gate, n = self.decoding.gate, self.draft_max
+        for why in (why_strict(gate, self.decoding.effective_window, n), why_all(gate, n), why_beyond(gate, n)):
+            if why is not None and why not in self._warned:
+                self._warned.add(why)
+                warnings.warn(why, stacklevel=3)
 
     def apply_lora(self, context: Any) -> bool:
         """Has another context of this model apply the LoRA adapter, if there is one; False: it does not fit."""

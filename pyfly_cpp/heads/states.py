@@ -64,7 +64,7 @@ def write_states(
             rows = np.zeros(len(text.tokens), kind)
             rows["token"], rows["ids"] = text.tokens, -1
             try:
-                states = llm.decoder.target.states(layers, text.tokens, N_TOP, n_embd)
+                states = llm.loaded.decoder.target.states(layers, text.tokens, N_TOP, n_embd)
                 rows["ids"], rows["inputs"], rows["final"] = states.ids, states.inputs, states.final
                 rows["log_probs"] = np.maximum(states.log_probs, -6e4)
                 n_lost = 0

@@ -22,7 +22,6 @@ import llama_cpp
 from llama_cpp import llama_chat_format
 from llama_cpp.llama import LogitsProcessorList, StoppingCriteriaList
 from llama_cpp.llama_grammar import LlamaGrammar
-from llama_cpp.llama_tokenizer import LlamaTokenizer
 from typing_extensions import Unpack
 
 from pyfly_cpp.engine.arguments import require_names, require_request
@@ -30,9 +29,9 @@ from pyfly_cpp.engine.output import Logprobs, Output, Piece, Token, completion_l
 from pyfly_cpp.engine.processors import bias_processor, listed
 from pyfly_cpp.engine.request import Request
 from pyfly_cpp.errors import ContextFullError
-from pyfly_cpp.llama.arguments import CompletionArguments, described_by
+from pyfly_cpp.llama.arguments import ChatArguments, CompletionArguments, described_by
+from pyfly_cpp.llama.drafting_llama import DraftingLlama
 from pyfly_cpp.llama.generation import Generation
-from pyfly_cpp.llama.guarded_llama import GuardedLlama
 from pyfly_cpp.llama.prompting import chat_handler, hear_chat, only_formats
 from pyfly_cpp.llama.response_format import named_tool
 from pyfly_cpp.llama.schemas import with_strict_strings
@@ -47,56 +46,12 @@ _COMPLETE = inspect.signature(llama_cpp.Llama.create_completion)
 Chunk = dict[str, Any]
 
 
-class CompletingLlama(GuardedLlama):
-    """A `GuardedLlama` that completes."""
+class CompletingLlama(DraftingLlama):
+    """A `DraftingLlama` that completes."""
 
-    def new_output(
-        self,
-        prompt: Sequence[int],
-        stop: Sequence[str] = (),
-        max_tokens: int | None = None,
-        n_logprobs: int | None = None,
-        line_seconds: float | None = None,
-        shown: frozenset[int] = frozenset(),
-    ) -> Output:
-        """The maker of the text of an answer.
-
-        Args:
-            prompt: The tokens that it answers.
-            shown: Control tokens whose texts belong to the answer.
-            stop, max_tokens, n_logprobs, line_seconds: As of `Output`.
-        """
-        pieces = self.pieces(prompt)
-        if len(prompt) == 0 or list(prompt) == [self.token_bos()]:
-            pieces = _without_space(pieces)
-
-        def piece_of(token: int) -> bytes:
-            return self.vocabulary.piece(token, True) if token in shown else pieces(token)
-
-        return Output(
-            piece_of if shown else pieces, self.vocabulary.ends_text, stop, max_tokens, n_logprobs, line_seconds
-        )
-
-    def pieces(self, before: Sequence[int]) -> Callable[[int], bytes]:
-        """What tells the bytes of each token of a text behind these."""
-        if self._has_own_pieces:
-            pieces: Callable[[int], bytes] = self.vocabulary.piece
-            return pieces
-        return _Growth(self.detokenize, list(before))
-
-    @property
-    def _has_own_pieces(self) -> bool:
-        """Whether the model's vocabulary tells the text of tokens, and no tokenizer of the user's."""
-        return getattr(type(self.tokenizer_), "detokenize", None) is LlamaTokenizer.detokenize
-
-    def detokenize(self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False) -> bytes:
-        """As in the base class, which leaves out tokens of more than 32 bytes."""
-        with self.reading():
-            if not self._has_own_pieces:
-                text: bytes = super().detokenize(tokens, prev_tokens, special)
-                return text
-            text = b"".join([self.vocabulary.piece(token, special) for token in tokens])
-            return text[1:] if text[:1] == b" " and tokens[0] == self.token_bos() else text
+    @described_by(llama_cpp.Llama.create_chat_completion)
+    def create_chat_completion(self, messages: Sequence[Any], *more: Any, **arguments: Unpack[ChatArguments]) -> Any:
+        return super().create_chat_completion(**self.chat_arguments(messages, *more, **arguments))
 
     @described_by(llama_cpp.Llama.create_completion)
     def create_completion(self, prompt: str | list[int], *more: Any, **arguments: Unpack[CompletionArguments]) -> Any:
@@ -199,10 +154,11 @@ class Completion:
         self._texts = dict[int, str]()  # of tokens that were probable
         self.prompt = _tokens_of(llm, prompt, suffix)
         """The prompt's tokens."""
-        n_room = llm.n_ctx_of_text - len(self.prompt)
+        n_ctx = llm.loaded.n_ctx
+        n_room = n_ctx - len(self.prompt)
         if n_room < 1:
             failure = ContextFullError(  # in the words that llama_cpp.server looks for
-                f"Requested tokens ({len(self.prompt)}) exceed context window of {llm.n_ctx_of_text}, the answer "
+                f"Requested tokens ({len(self.prompt)}) exceed context window of {n_ctx}, the answer "
                 "included; shorten the prompt or raise n_ctx."
             )
             failure.n_prompt = len(self.prompt)
@@ -372,33 +328,3 @@ def _tokens_of(llm: Any, prompt: str | list[int], suffix: str | None) -> list[in
 
 def _tokenized(llm: Any, text: str, special: bool = False) -> list[int]:
     return list(llm.tokenize(text.encode("utf-8"), add_bos=False, special=special)) if text else []
-
-
-class _Growth:
-    """The pieces of a tokenizer that knows whole texts alone: what the text has grown by with each token."""
-
-    def __init__(self, detokenize: Callable[..., bytes], before: list[int]) -> None:
-        self._detokenize = detokenize
-        self._before = before
-        self._tokens: list[int] = []
-        self._n = 0
-
-    def __call__(self, token: int) -> bytes:
-        self._tokens.append(token)
-        text = self._detokenize(self._tokens, prev_tokens=self._before)
-        if text.endswith(b"\xef\xbf\xbd"):  # U+FFFD: in the middle of a character
-            return b""
-        piece, self._n = text[self._n :], len(text)
-        return piece
-
-
-def _without_space(pieces: Callable[[int], bytes]) -> Callable[[int], bytes]:
-    """Without the space that vocabularies put before a text."""
-    is_first = True
-
-    def piece(token: int) -> bytes:
-        nonlocal is_first
-        was_first, is_first = is_first, False
-        return pieces(token).removeprefix(b" ") if was_first else pieces(token)
-
-    return piece

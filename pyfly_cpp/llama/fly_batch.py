@@ -25,10 +25,10 @@ from pyfly_cpp.engine.loaded_model import LoadedModel
 from pyfly_cpp.engine.request import Request
 from pyfly_cpp.engine.stats import Stats
 from pyfly_cpp.engine.stepper import Stepped, Stepper
+from pyfly_cpp.llama.batch_llama import BatchLlama
 from pyfly_cpp.llama.completions import Chat, Completion
 from pyfly_cpp.llama.fly_llama import FlyLlama
 from pyfly_cpp.llama.prompting import chat_handler
-from pyfly_cpp.llama.shared_llama import SharedLlama
 from pyfly_cpp.ranges import require_integer, require_number
 
 T = TypeVar("T")
@@ -87,13 +87,12 @@ class FlyBatch:
         us_chunk = 0
         if longest_pause is not None:
             us_chunk = max(int(require_number("longest_pause", longest_pause, 3600) * 1e6), 1)
-        self._llama = llama = SharedLlama(model_path, n_parallel, n_ctx, n_cells, **kwargs)
-        lengths = llama.draft_lengths(llama.decoding)
-        decoder, adaptive = llama.decoder, llama.adaptive
-        drafters = list(zip(decoder.drafters, lengths))
-        decoder.batch.configure(drafters, adaptive=adaptive, n_chunk=n_chunk or 0, us_chunk=us_chunk)
+        self._llama = llama = BatchLlama(model_path, n_parallel, n_ctx, n_cells, **kwargs)
+        self._model = model = llama.loaded
+        drafters = list(zip(model.decoder.drafters, model.draft_lengths(model.decoding)))
+        model.decoder.batch.configure(drafters, adaptive=model.is_governed, n_chunk=n_chunk or 0, us_chunk=us_chunk)
         self._stepper = Stepper(
-            decoder, llama.n_ctx_of_text, llama.n_vocab(), adaptive, llama.close, lambda: llama.is_reading
+            model.decoder, model.n_ctx, llama.n_vocab(), model.is_governed, llama.close, lambda: model.access.is_reading
         )
         self._seeding = threading.Lock()
         self._finalizer = weakref.finalize(self, self._stepper.close)
@@ -105,10 +104,9 @@ class FlyBatch:
         super().__setattr__(name, value)
 
     def __repr__(self) -> str:
-        llama = self._llama
-        name = os.path.basename(llama.model_path)
-        drafters = ", ".join(map(str, llama.resolved.drafters)) or "no drafter"
-        return f"<FlyBatch {name}: {self.n_parallel} requests of {self.n_ctx} tokens, {drafters}, gate {llama.gate}>"
+        name, gate = os.path.basename(self._model.path), self._model.decoding.gate
+        drafters = ", ".join(map(str, self._model.resolved.drafters)) or "no drafter"
+        return f"<FlyBatch {name}: {self.n_parallel} requests of {self.n_ctx} tokens, {drafters}, gate {gate}>"
 
     # ---- Requests ----------------------------------------------------------------------------------------------------
 
@@ -139,13 +137,13 @@ class FlyBatch:
         is_chat, asked_for = _understood(prompt)
         how = {name: request.pop(name) for name in OF_REQUEST if name in request}
         decoding = self.decoding.but(**how)
-        require_fitting(decoding.draft_max, self.llama.n_batch)
+        require_fitting(decoding.draft_max, self.model.n_batch)
         method = FlyLlama.create_chat_completion if is_chat else FlyLlama.create_completion
         require_names("submit", inspect.signature(method), request)
         inspect.signature(method).bind(None, asked_for, **request)
         feed = Feed()
         try:
-            with self.llama.reading():
+            with self.model.access.reading():
                 if not is_chat:
                     completion = Completion(self.llama, asked_for, **request)
                 elif Chat.is_served(self.llama):
@@ -186,7 +184,7 @@ class FlyBatch:
                 (some of it was evaluated), "round", "ended".
         """
         decoding = decoding or self.decoding
-        require_fitting(decoding.draft_max, self.llama.n_batch)
+        require_fitting(decoding.draft_max, self.model.n_batch)
         step = self._begin(request, lambda last: last if seed is None else seed, decoding, trace, on_event, Feed())
         return Handle(step.feed, [step], self._stepper, self)
 
@@ -199,14 +197,14 @@ class FlyBatch:
         on_event: Callable[[str], None] | None,
         feed: Feed,
     ) -> Stepped:
-        llama = self.llama
+        llama, model = self.llama, self._model
         with self._seeding:
             seed = next_seed(llama._seed)
             llama.set_seed(seed)
-        with llama.reading():
+        with model.access.reading():
             sampler = llama.new_sampler(request, seed)
         request.trace = llama.trace if trace is None else trace
-        step = Stepped(request, decoding, llama.draft_lengths(decoding), sampler, on_event, feed)
+        step = Stepped(request, decoding, model.draft_lengths(decoding), sampler, on_event, feed)
         self._stepper.add(step)
         return step
 
@@ -275,16 +273,17 @@ class FlyBatch:
         self._stepper.reset_stats()
 
     @property
-    def llama(self) -> SharedLlama:
-        """The model: its tokens, chat formats and settings. Nothing can be generated with it. Raises ValueError if
-        the batch is closed or has failed, PyflyError in a fork."""
+    def llama(self) -> BatchLlama:
+        """The `llama_cpp.Llama` that loaded the model: its tokens, chat formats and settings. Nothing can be generated
+        with it. Raises as `model` does."""
         self._stepper.require_open()
         return self._llama
 
     @property
     def model(self) -> LoadedModel:
-        """The model by public names. Raises as `llama` does."""
-        return self.llama.loaded
+        """The model by public names. Raises ValueError if the batch is closed or has failed, PyflyError in a fork."""
+        self._stepper.require_open()
+        return self._model
 
     @property
     def has_failed(self) -> bool:
@@ -299,22 +298,22 @@ class FlyBatch:
     @property
     def decoding(self) -> Decoding:
         """How requests decode by default."""
-        return self.llama.decoding
+        return self.model.decoding
 
     @property
     def n_parallel(self) -> int:
         """Requests that run at a time."""
-        return self._llama.n_parallel
+        return self._model.n_parallel
 
     @property
     def n_ctx(self) -> int:
         """Most tokens of one request."""
-        return self._llama.n_ctx_of_text
+        return self._model.n_ctx
 
     @property
     def drafter_reason(self) -> str | None:
         """The reason for the choice of drafter, as in `FlyLlama`."""
-        return self._llama.drafter_reason
+        return self._model.resolved.reason
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
         """The tokens of a text, as `llama_cpp.Llama.tokenize` makes them."""

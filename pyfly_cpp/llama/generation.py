@@ -55,7 +55,7 @@ class Generation:
         try:
             with self._access.exclusive():
                 first = self._begin()
-            llm.warn_of_gate()
+            llm.loaded.warn_of_gate()
             while output is None or output.cause is None:
                 try:
                     committed, first = first or self._advance(), []
@@ -68,7 +68,7 @@ class Generation:
                     sent: Sequence[int] | None = None
                     if output is not None:
                         piece = request.add(one)
-                        llm.decoder.python_seconds += time.perf_counter() - started
+                        llm.loaded.decoder.python_seconds += time.perf_counter() - started
                         if piece.text or piece.finish:
                             yield piece
                         if piece.finish:
@@ -143,9 +143,9 @@ class Generation:
         llm, request = self._llm, self.request
         # The last token gives the first row.
         n_evaluated = min(n_held, len(request.history) - 1)
-        request.begin(llm.decoder.slot, llm.decoding, self._sampler, n_evaluated=n_evaluated)
+        request.begin(llm.loaded.decoder.slot, llm.decoding, self._sampler, n_evaluated=n_evaluated)
         llm._requires_eval = True
-        llm.has_row = not llm.decoder.drafters
+        llm.has_row = not llm.loaded.decoder.drafters
         self._hold()
 
     def _advance(self) -> list[Committed]:
@@ -157,15 +157,15 @@ class Generation:
                     self._begin_in_slot(llm.n_tokens)
             begun = time.perf_counter()
             if request.processors is None:
-                progress = llm.decoder.batch.step_alone()
+                progress = llm.loaded.decoder.batch.step_alone()
             else:
                 with interrupts_deferred():
-                    progress = llm.decoder.batch.step_alone()
+                    progress = llm.loaded.decoder.batch.step_alone()
             committed = self._read(progress, begun)
         if not progress.is_round:
             request.tell_prefill(llm.on_prefill)
         elif len(request.arrivals) <= 2:  # the first round: one token may have been chosen before it
-            llm.decoder.warn_if_plain(stacklevel=3)
+            llm.loaded.decoder.warn_if_plain(stacklevel=3)
         return committed
 
     def _hold(self) -> None:
@@ -179,7 +179,7 @@ class Generation:
         llm, request, started = self._llm, self.request, time.perf_counter()
         if progress.is_round:
             committed = request.read_round(self._n_vocab, started - begun)
-            llm.decoder.python_seconds += time.perf_counter() - started
+            llm.loaded.decoder.python_seconds += time.perf_counter() - started
             return committed
         for position, row in request.read_prompt(self._n_vocab):
             if llm._logits_all:

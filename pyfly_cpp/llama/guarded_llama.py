@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import inspect
 import logging
 import os
@@ -16,28 +15,20 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 from llama_cpp import _logger
-from llama_cpp.llama import LlamaState
 from llama_cpp.llama_tokenizer import LlamaTokenizer
-from typing_extensions import Unpack
 
 from pyfly_cpp import _native
-from pyfly_cpp.decoding.drafters import Drafter
 from pyfly_cpp.engine.access import CLOSED, Access
-from pyfly_cpp.engine.adapters import Applied, applied
 from pyfly_cpp.engine.arguments import BASE_DEFAULTS, require_attribute, require_names
-from pyfly_cpp.engine.costs import expect_costs, setup_of
 from pyfly_cpp.engine.decoder import Decoder
-from pyfly_cpp.engine.kv_key import difference, kv_key, may_rotate
+from pyfly_cpp.engine.kv_key import may_rotate
 from pyfly_cpp.engine.loaded_model import LoadedModel
+from pyfly_cpp.engine.output import Output
 from pyfly_cpp.engine.vocabulary import Vocabulary
-from pyfly_cpp.errors import ContextFullError
-from pyfly_cpp.llama import states
-from pyfly_cpp.llama.arguments import ChatArguments, described_by
 from pyfly_cpp.llama.load_limits import require_adapter, why_not_loaded, within_positions
 from pyfly_cpp.llama.prompting import as_texts, chat_handler, markers_of, only_formats
 from pyfly_cpp.llama.response_format import with_grammar
 from pyfly_cpp.machine import exactness, extra_buffers, kernels
-from pyfly_cpp.machine.files import files_of_model, fingerprint
 from pyfly_cpp.machine.memory import in_words
 from pyfly_cpp.machine.placement import Placement
 from pyfly_cpp.machine.processes import Process
@@ -54,15 +45,10 @@ _SAMPLE = inspect.signature(llama_cpp.Llama.sample)
 
 
 class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
-    """The base class's model and context, with the native decoder.
+    """The base class's model and context, which `loaded` has by public names."""
 
-    Whatever changes the sequence from outside a generation (eval, embed, load_state, a new drafter) ends the one that
-    runs; two threads at the same time are refused.
-    """
-
-    has_row = False
-    """Whether the context's last row of logits is that of the last token."""
-
+    loaded: LoadedModel
+    _public_name = "FlyLlama"  # for errors; a subclass may be part of something else
     # Attributes of the (untyped) base class that are used here.
     input_ids: npt.NDArray[np.intc]
     scores: npt.NDArray[np.single]
@@ -170,7 +156,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         self.input_ids = np.zeros(self._n_ctx, dtype=np.intc)
         if self._logits_all:
             self.scores = np.zeros((self._n_ctx, self._n_vocab), dtype=np.single)
-        self.decoder = Decoder(
+        decoder = Decoder(
             self._ctx.ctx,
             protected=protected,
             markers=markers_of(self) if has_texts else (),
@@ -187,7 +173,8 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             },
             tap=self._tap,
         )
-        self._stack.callback(self.decoder.close)
+        self._stack.callback(decoder.close)
+        where = self._placement.describe()
         self.loaded = LoadedModel(
             path=model_path,
             metadata=self.metadata,
@@ -199,6 +186,13 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             lora_scale=self.lora_scale,
             lora_path=self.lora_path,
             on_close=self._stack.callback,
+            access=self._access,
+            decoder=decoder,
+            n_parallel=self.n_parallel,
+            n_ctx=min(self._n_ctx, self._n_ctx_of_text or self._n_ctx),
+            n_batch=self.n_batch,
+            changes=(self.kv_overrides, self.tensor_split, self.lora_path, self.lora_scale, self._kernels, *where),
+            verbose=self.verbose,
         )
         self._is_loaded = True
 
@@ -271,7 +265,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
     @property
     def can_speculate(self) -> bool:
         """Whether this model's memory can be rolled back; if it cannot, decoding is plain."""
-        return self.decoder.target.can_rewind
+        return self.loaded.decoder.target.can_rewind
 
     @property
     def inexact(self) -> tuple[str, ...]:
@@ -286,46 +280,17 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             return exactness.reasons(self._ctx.ctx)
 
     @property
-    def n_ctx_of_text(self) -> int:
-        """Most tokens of one request, prompt and answer."""
-        return min(self._n_ctx, self._n_ctx_of_text or self._n_ctx)
-
-    @property
     def protected(self) -> frozenset[int]:
         """Token ids that are never accepted loosely."""
-        return self.decoder.target.protected
+        return self.loaded.decoder.target.protected
 
     @property
     def protected_texts(self) -> tuple[str, ...]:
         """Markers that ordinary tokens write (`pyfly_cpp.engine.markers`): if a drafted token or the target's choice
         begins or continues one, nothing is accepted loosely."""
-        return self.decoder.markers
-
-    def _configure(self, drafters: Sequence[tuple[Drafter, int]], adaptive: bool) -> None:
-        """Sets what the next text drafts with: the drafters that are open, each with its draft_max. The governor gets
-        to know what that costs, measured when the context holds nothing that would be lost."""
-        decoder = self.decoder
-        decoder.batch.configure([(native, k) for native, (_, k) in zip(decoder.drafters, drafters)], adaptive=adaptive)
-        if adaptive and drafters and not decoder.knows_costs:
-            where = self._placement.describe()
-            changes = (self.kv_overrides, self.tensor_split, self.lora_path, self.lora_scale, self._kernels, *where)
-            setup = setup_of(self.model_path, drafters, self.model_params, self.context_params, changes)
-            decoder.knows_costs = expect_costs(
-                decoder.batch, setup, may_measure=self.n_tokens == 0, verbose=self.verbose
-            )
+        return self.loaded.decoder.markers
 
     # ---- The end of a generation, and of the object ------------------------------------------------------------------
-
-    def _supersede(self) -> None:
-        """Ends the generation that runs, if one does; its generator will find out."""
-        self._access.generation += 1
-        slot = self.decoder.running
-        if slot is not None:
-            # What lies behind n_tokens (drafts that nobody asked for) goes; n_tokens is what the caller has seen.
-            try:
-                slot.end(self.n_tokens)
-            finally:
-                self.n_tokens = min(self.n_tokens, slot.n_evaluated)  # fewer after a failure of the backend
 
     def close(self) -> None:
         """Frees the model, the draft and everything else; a second call does nothing, nor does a call in a fork that
@@ -346,11 +311,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             self._model = self._ctx = self._batch = self.tokenizer_ = _Missing(CLOSED)
             self.vocabulary = self._model
 
-    # ---- Completions -------------------------------------------------------------------------------------------------
-
-    @described_by(llama_cpp.Llama.create_chat_completion)
-    def create_chat_completion(self, messages: Sequence[Any], *more: Any, **arguments: Unpack[ChatArguments]) -> Any:
-        return super().create_chat_completion(**self.chat_arguments(messages, *more, **arguments))
+    # ---- Chats, tokens and texts -------------------------------------------------------------------------------------
 
     def chat_arguments(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """All arguments of `create_chat_completion`, with defaults, and schemas as grammars. Raises as it does."""
@@ -377,14 +338,57 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
                 tokens += tokenized(tokenize, part, self.metadata)
         return tokens
 
+    def new_output(
+        self,
+        prompt: Sequence[int],
+        stop: Sequence[str] = (),
+        max_tokens: int | None = None,
+        n_logprobs: int | None = None,
+        line_seconds: float | None = None,
+        shown: frozenset[int] = frozenset(),
+    ) -> Output:
+        """The maker of the text of an answer.
+
+        Args:
+            prompt: The tokens that it answers.
+            shown: Control tokens whose texts belong to the answer.
+            stop, max_tokens, n_logprobs, line_seconds: As of `Output`.
+        """
+        pieces = self.pieces(prompt)
+        if len(prompt) == 0 or list(prompt) == [self.token_bos()]:
+            pieces = _without_space(pieces)
+
+        def piece_of(token: int) -> bytes:
+            return self.vocabulary.piece(token, True) if token in shown else pieces(token)
+
+        return Output(
+            piece_of if shown else pieces, self.vocabulary.ends_text, stop, max_tokens, n_logprobs, line_seconds
+        )
+
+    def pieces(self, before: Sequence[int]) -> Callable[[int], bytes]:
+        """What tells the bytes of each token of a text behind these."""
+        if self._has_own_pieces:
+            pieces: Callable[[int], bytes] = self.vocabulary.piece
+            return pieces
+        return _Growth(self.detokenize, list(before))
+
+    @property
+    def _has_own_pieces(self) -> bool:
+        """Whether the model's vocabulary tells the text of tokens, and no tokenizer of the user's."""
+        return getattr(type(self.tokenizer_), "detokenize", None) is LlamaTokenizer.detokenize
+
+    def detokenize(self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False) -> bytes:
+        """As in the base class, which leaves out tokens of more than 32 bytes."""
+        with self.reading():
+            if not self._has_own_pieces:
+                text: bytes = super().detokenize(tokens, prev_tokens, special)
+                return text
+            text = b"".join([self.vocabulary.piece(token, special) for token in tokens])
+            return text[1:] if text[:1] == b" " and tokens[0] == self.token_bos() else text
+
     def reading(self) -> contextlib.AbstractContextManager[None]:
         """Around a use of the model's vocabulary in any thread, see `Access.reading`."""
         return self._access.reading()
-
-    @property
-    def is_reading(self) -> bool:
-        """Whether this thread is within `reading`."""
-        return self._access.is_reading
 
     def _parts(self, text: bytes, add_bos: bool, special: bool) -> list[bytes]:
         """The text in parts that can be tokenized one after the other."""
@@ -396,118 +400,6 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         if special not in self._special_tokens:
             self._special_tokens[special] = SpecialTokens(vocab, self.metadata, special)
         return self._special_tokens[special].parts(text)
-
-    # ---- The sequence ------------------------------------------------------------------------------------------------
-
-    def eval(self, tokens: Sequence[int]) -> None:
-        """Evaluates tokens behind the sequence, as in the base class. Ends a running generation.
-
-        Raises:
-            ContextFullError: they do not fit in the context; nothing was evaluated.
-        """
-        with self._access.exclusive():
-            self._supersede()
-            if self.n_tokens + len(tokens) > self._n_ctx:
-                raise ContextFullError(
-                    f"{len(tokens)} tokens do not fit behind the {self.n_tokens} of the sequence: the context holds "
-                    f"{self._n_ctx}; reset() it or raise n_ctx."
-                )
-            self._require_weights()
-            if self.n_tokens == 0:
-                self.decoder.take_adapters()
-            super().eval(tokens)
-            self.has_row = True
-
-    def sample(self, *args: Any, **kwargs: Any) -> Any:
-        """A token by the row of the last evaluated one, as in the base class.
-
-        Raises:
-            ValueError: that row is not there: a state was loaded, or drafts were evaluated behind it.
-        """
-        idx = _SAMPLE.bind(self, *args, **kwargs).arguments.get("idx")
-        with self._access.exclusive():
-            if not self.has_row or not self._ctx.get_logits_ith(-1 if idx is None else idx - self.n_tokens):
-                raise ValueError(
-                    "sample() needs logits that the context does not hold (drafts replace them, and a saved state has "
-                    "none); eval() tokens first, or take tokens from generate()."
-                )
-            return super().sample(*args, **kwargs)
-
-    def embed(self, *args: Any, **kwargs: Any) -> Any:
-        """Embeddings, as in the base class. Ends a running generation. Raises RuntimeError if the model was loaded
-        without embedding=True."""
-        with self._access.exclusive():
-            if not self.context_params.embeddings:
-                raise RuntimeError("this FlyLlama makes no embeddings; load the model with embedding=True.")
-            self._require_weights()
-            self._supersede()
-            self.n_tokens = 0  # the base class clears the memory
-            return super().embed(*args, **kwargs)
-
-    def _require_weights(self) -> None:
-        if self.model_params.vocab_only:
-            raise ValueError("this model was loaded with vocab_only=True and computes nothing; load it without.")
-
-    def save_state(self) -> LlamaState:
-        """The state of the sequence, as in the base class. Logits are not part of it (unless logits_all)."""
-        with self._access.exclusive():
-            slot = self.decoder.running
-            if slot is not None:
-                slot.park(self.n_tokens)  # what it holds beyond is not part of the state
-            state = super().save_state() if self._logits_all else states.save_state(self)
-            state.kv_key = self.kv_key
-            state.kept = states.kept_states(self)
-            return state
-
-    def load_state(self, state: LlamaState) -> None:
-        """Restores a state of this model, also one that a plain `llama_cpp.Llama` saved. Ends a running generation.
-
-        Raises:
-            ValueError: it does not fit in the context, or was computed with another model, other adapters or other
-                settings (a plain Llama's state does not tell); nothing was changed.
-            NativeError: llama.cpp refuses it; the sequence is reset.
-        """
-        with self._access.exclusive():
-            why = self.why_not_usable(state)
-            if why is not None:
-                raise ValueError(
-                    f"the saved state was computed with {why}; load it where they are the same, or let the prompt be "
-                    "read again."
-                )
-            states.load_state(self, state, self._logits_all, before=self._begin_anew)
-            states.restore_kept(self, getattr(state, "kept", []))
-            self.has_row = False
-
-    def _begin_anew(self) -> None:
-        """The context is about to hold something else, computed with the adapters of now."""
-        self._supersede()
-        self.decoder.take_adapters()
-
-    def why_not_usable(self, state: LlamaState) -> str | None:
-        """By what this object computes differently than the one that saved a state; None: by nothing that is known."""
-        key = getattr(state, "kv_key", None)
-        return None if key is None else difference(key, self._kv_key(applied(self._ctx.ctx)))
-
-    @property
-    def kv_key(self) -> dict[str, Any]:
-        """What the context's memory depends on besides its tokens, see `engine.kv_key`."""
-        return self._kv_key(self.decoder.computed_with)
-
-    def _kv_key(self, adapters: Applied) -> dict[str, Any]:
-        has_long_rope = 0 < self._n_ctx_short < self._n_ctx
-        return kv_key(
-            self._fingerprint, self.kv_overrides, self.context_params, adapters, self._may_rotate, has_long_rope
-        )
-
-    @functools.cached_property
-    def _fingerprint(self) -> str:
-        return hashlib.sha256("".join(map(fingerprint, files_of_model(self.model_path))).encode()).hexdigest()
-
-    def _follow_adapters(self) -> None:
-        """Drops what the context holds if it was computed with other adapters than those that it applies now."""
-        if self.decoder.has_new_adapters:
-            self.n_tokens = 0
-            self.decoder.take_adapters()
 
 
 def _locked(what: int, kwargs: dict[str, Any]) -> int:
@@ -536,3 +428,33 @@ class _Missing:
 
     def __getattr__(self, name: str) -> Any:
         raise ValueError(self._why)
+
+
+class _Growth:
+    """The pieces of a tokenizer that knows whole texts alone: what the text has grown by with each token."""
+
+    def __init__(self, detokenize: Callable[..., bytes], before: list[int]) -> None:
+        self._detokenize = detokenize
+        self._before = before
+        self._tokens: list[int] = []
+        self._n = 0
+
+    def __call__(self, token: int) -> bytes:
+        self._tokens.append(token)
+        text = self._detokenize(self._tokens, prev_tokens=self._before)
+        if text.endswith(b"\xef\xbf\xbd"):  # U+FFFD: in the middle of a character
+            return b""
+        piece, self._n = text[self._n :], len(text)
+        return piece
+
+
+def _without_space(pieces: Callable[[int], bytes]) -> Callable[[int], bytes]:
+    """Without the space that vocabularies put before a text."""
+    is_first = True
+
+    def piece(token: int) -> bytes:
+        nonlocal is_first
+        was_first, is_first = is_first, False
+        return pieces(token).removeprefix(b" ") if was_first else pieces(token)
+
+    return piece

@@ -48,14 +48,14 @@ _MOST_KEPT = 2
 def kept_states(llm: Any) -> list[tuple[int, bytes]]:
     """Of a recurrent memory, (n, state behind the first n tokens): places that a longer or another prompt can begin at.
     Empty for other memories, which can be cut anywhere."""
-    kept: list[tuple[int, bytes]] = llm.decoder.slot.kept(llm.input_ids[: llm.n_tokens])
+    kept: list[tuple[int, bytes]] = llm.loaded.decoder.slot.kept(llm.input_ids[: llm.n_tokens])
     return kept[-_MOST_KEPT:]
 
 
 def restore_kept(llm: Any, states: list[tuple[int, bytes]]) -> None:
     """Gives back the result of `kept_states` with the state that it was saved with."""
     for n, state in states:
-        llm.decoder.slot.restore_kept(llm.input_ids[:n], state)
+        llm.loaded.decoder.slot.restore_kept(llm.input_ids[:n], state)
 
 
 def load_state(llm: Any, state: LlamaState, with_scores: bool, before: Callable[[], None]) -> None:

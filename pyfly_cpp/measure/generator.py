@@ -113,7 +113,7 @@ class Generator:
             if has_head(self.llm.drafter):
                 self.llm.drafter = None  # loaded anew, it is checked against this setting's K
             self.configure(setting)
-            self.llm.warn_of_gate()
+            self.llm.loaded.warn_of_gate()
 
     def render(self, messages: Sequence[dict[str, str]], prefix: str = "", stop: Sequence[str] = ()) -> Prompt:
         """Applies the model's chat template, by the base class's own chat handler, and puts `prefix` into the

@@ -69,7 +69,7 @@ class ParallelGenerator(Generator):
 
     def forget_all(self) -> None:
         """No text to come is served by what is evaluated of earlier ones. Waits until nothing runs."""
-        self._when_idle(self.llm.decoder.forget)
+        self._when_idle(self.llm.loaded.decoder.forget)
 
     def _when_idle(self, function: Callable[[], None]) -> None:
         self._batch.between_steps(function, when_idle=True).result()

@@ -68,7 +68,7 @@ def load(tiny_target, tiny_draft):
 
 def test_a_length_of_one_request_leaves_a_batch_governed(tiny_target, tiny_draft):
     with FlyBatch(tiny_target, 1, drafter="auto", draft_model=DraftModel(tiny_draft), **OPTIONS) as batch:
-        assert batch.llama.draft_lengths(batch.llama.decoding.but(draft_max=4)) == [4, 4]
+        assert batch.model.draft_lengths(batch.llama.decoding.but(draft_max=4)) == [4, 4]
 
 
 def test_a_draft_model_of_a_name_is_told_from_another_that_takes_its_place(

@@ -209,7 +209,7 @@ def test_the_cache_of_the_draft_is_kept(tiny_target, spm):
     fly = FlyLlama(tiny_target, drafter=CrossVocabulary(DraftModel(spm, draft_max=4)), **OPTIONS)
     prompt = fly.tokenize((TEXT * 3).encode())
     greedy(fly, prompt, 1)
-    (drafter,) = fly.decoder.drafters
+    (drafter,) = fly.loaded.decoder.drafters
     before, rounds = drafter.n_evaluated, fly.stats.rounds
     greedy(fly, prompt, 20)
     rounds = fly.stats.rounds - rounds

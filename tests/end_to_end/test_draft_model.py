@@ -38,7 +38,7 @@ def plain(tiny_target):
 
 def evaluated(fly):
     """Tokens the draft model has evaluated so far."""
-    (drafter,) = fly.decoder.drafters
+    (drafter,) = fly.loaded.decoder.drafters
     return drafter.n_evaluated
 
 
@@ -76,7 +76,7 @@ def test_catching_up_with_the_prompt_is_measured(tiny_target, tiny_draft):
     generate(fly, 1)
     lookup, draft = (seconds for _, seconds in fly.stats.governor.catch_up_seconds)
     assert lookup == 0.0 and 0.0 < draft < 1.0
-    native = fly.decoder.drafters[1]
+    native = fly.loaded.decoder.drafters[1]
     before = native.n_evaluated
     generate(fly, 1, PROMPT[40:70])  # all of it is new, though it is shorter
     has_followed = native.n_evaluated > before  # if that pays on this machine
@@ -516,6 +516,6 @@ def test_a_round_that_nobody_read_is_not_counted(tiny_target, tiny_draft):
     tokens = fly.generate(fly.tokenize(b"Tom has 3 apples and"), temp=0)
     for _ in range(3):
         next(tokens)
-    fly.decoder.batch.step_alone()
+    fly.loaded.decoder.batch.step_alone()
     tokens.close()
     assert fly.stats.committed == fly.stats.rounds == 3

@@ -431,7 +431,7 @@ def test_closing_while_another_thread_tokenizes(target):
 def test_closing_a_batch_where_one_tokenizes(target):
     """As a signal handler may: it does not wait for itself."""
     batch = FlyBatch(target, **OPTIONS)
-    with batch.llama.reading():
+    with batch.model.access.reading():
         batch.close()
     batch.close()
     with pytest.raises(ValueError, match="is closed"):

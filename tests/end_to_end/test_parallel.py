@@ -422,7 +422,7 @@ def test_a_long_prompt_does_not_hold_up_a_running_text(tiny_target_f32, drafter)
             prompt = (batch.tokenize(PROMPTS[3].encode()) * 60)[:700]
             n_read, seen = [0], []
 
-            def look(ids, scores, drafts=batch.llama.decoder.drafters[0], n_read=n_read, seen=seen):
+            def look(ids, scores, drafts=batch.model.decoder.drafters[0], n_read=n_read, seen=seen):
                 seen.append((n_read[0], drafts.n_evaluated))
                 return scores
 
@@ -740,7 +740,7 @@ def test_what_ended_the_stepping_is_said(tiny_target, monkeypatch):
         handle = endless(batch)
         while not handle.stats.committed:
             time.sleep(0.01)
-        monkeypatch.setattr(type(batch.llama.decoder.batch), "step", lambda _: 1 / 0)
+        monkeypatch.setattr(type(batch.model.decoder.batch), "step", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             handle.result(20)
         with pytest.raises(ValueError, match=r"this FlyBatch failed \(division by zero\); load the model again"):

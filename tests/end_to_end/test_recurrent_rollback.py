@@ -234,7 +234,7 @@ def test_prefixes_are_reused_from_the_end_of_the_prompt(reference):
 
 def test_a_model_that_cannot_go_back_says_so_once(monkeypatch):
     llm = FlyLlama(MODEL, drafter=Script(3), draft_max=3, **SETTINGS)
-    monkeypatch.setattr(type(llm.decoder.target), "can_rewind", property(lambda self: False))
+    monkeypatch.setattr(type(llm.loaded.decoder.target), "can_rewind", property(lambda self: False))
     with pytest.warns(UserWarning, match="decoded without speculation"):
         take(llm.generate([5, 6, 7], temp=0.0), 3)
     import warnings

@@ -76,7 +76,7 @@ def test_drafters_evaluate_for_each_owner(kind):
     path, drafter = MODELS[kind]
     with FlyBatch(path, 1, drafter=drafter(), adaptive=False, **SETTINGS) as batch:
         prompt = batch.tokenize(" ".join(prompts(2)).encode())
-        (native,) = batch.llama.decoder.drafters
+        (native,) = batch.model.decoder.drafters
 
         def n_evaluated(owner):
             before = native.n_evaluated

@@ -534,4 +534,4 @@ def test_what_is_wrong_is_said_before_any_work(torch, tiny_target, tiny_draft, t
 
 def test_layers_that_cannot_be_read_are_refused(tiny_target):
     with closing(FlyLlama(tiny_target, **QUIET)) as llm, pytest.raises(IncompatibleDraftError):
-        llm.decoder.target.states((1, 3, 6), [1, 2, 3], 4, 256)
+        llm.loaded.decoder.target.states((1, 3, 6), [1, 2, 3], 4, 256)

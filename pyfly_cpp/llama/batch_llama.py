@@ -1,4 +1,4 @@
-"""`SharedLlama`: the model of a `FlyBatch`, and a context that several texts share."""
+"""`BatchLlama`: what loads the model of a `FlyBatch`, with a context that several requests share, and formats chats."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import llama_cpp
 
 from pyfly_cpp import _native
 from pyfly_cpp.errors import counted
-from pyfly_cpp.llama.fly_llama import FlyLlama
+from pyfly_cpp.llama.drafting_llama import DraftingLlama
 from pyfly_cpp.machine import memory
 from pyfly_cpp.machine.files import require_gguf
 from pyfly_cpp.machine.processes import Process
@@ -19,17 +19,22 @@ from pyfly_cpp.ranges import require_integer
 _CELLS = 256  # llama.cpp's caches are multiples of it
 
 
-class SharedLlama(FlyLlama):
-    """Loads a model for several texts. It generates nothing: the stepper of a `FlyBatch` has its batch.
+def _refuse(*_: Any, **__: Any) -> Any:
+    raise ValueError("the thread of a FlyBatch evaluates for it; submit() a request, or use a FlyLlama.")
 
-    The texts share one cache. A text may hold n_ctx tokens and no more, so that the limit of one text does not depend
+
+class BatchLlama(DraftingLlama):
+    """The `Llama` of a `FlyBatch`: chat formats of llama_cpp, and samplers, need one. It evaluates nothing.
+
+    The requests share one cache. One may hold n_ctx tokens and no more, so that its limit does not depend
     on the others. Unless flash_attn is set, llama.cpp uses flash attention if the backend has it: without it
-    each row goes through the cells of all texts (benchmarks/README.md).
+    each row goes through the cells of all requests (benchmarks/README.md).
     """
 
     _public_name = "FlyBatch"
-    _closes_at_exit = False  # the stepper does, when its thread has ended
     _close_waits = True
+
+    eval = generate = sample = embed = save_state = load_state = _refuse
 
     def __init__(
         self, model_path: str | os.PathLike[str], n_parallel: int, n_ctx: int, n_cells: int | None, **kwargs: Any
