@@ -23,8 +23,8 @@ bool is_changed_by_drafts(const GateExpression & gate) {
 void Drafting::require_draft_max(int32_t k) const {
     if (k < 0 || k > target_.n_batch() - 1) {
         throw Error(PYFLY_STATUS_INVALID,
-                    "draft_max is " + std::to_string(k) + ", but one batch of " + std::to_string(target_.n_batch()) +
-                        " tokens holds the last token and the draft; keep draft_max under n_batch");
+                    "{draft_max} is " + std::to_string(k) + ", but one batch of " + std::to_string(target_.n_batch()) +
+                        " tokens holds the last token and the draft; keep {draft_max} under {n_batch}");
     }
 }
 

@@ -3,11 +3,50 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
+
+_IN_PYTHON = {
+    "draft_max": "draft_max",
+    "n_ctx": "n_ctx",
+    "n_batch": "n_batch",
+    "n_parallel": "n_parallel",
+    "room": "n_parallel, n_ctx or n_cells",
+    "flash_attn": "flash_attn=True",
+    "head": "as MTP(model_path=...)",
+    "cross": "CrossVocabulary(DraftModel(...))",
+    "draft": "",
+    "guess": "",
+    "log": "",
+}
+"""What messages name by a word in braces, in Python's words. `draft`: a place to tell how else a drafter's file is
+given. `log`: behind it stands what could be replaced by llama.cpp's own reason, if its log is kept; `guess`: also a
+guess at the reason, before that."""
 
 
-class PyflyError(RuntimeError):
-    """Base of errors at run time; bad arguments are plain `ValueError`."""
+class NamingError(Exception):
+    """An error whose message names arguments, each of `_IN_PYTHON` as `{draft_max}`. Its text has Python's words;
+    `in_words` has others'."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(_worded(message, _IN_PYTHON))
+        self.message = message
+
+    def in_words(self, words: Mapping[str, str]) -> str:
+        """The text with these words, and with Python's for other arguments."""
+        return _worded(self.message, {**_IN_PYTHON, **words})
+
+
+def _worded(message: str, words: Mapping[str, str]) -> str:
+    return re.sub(r"\{(\w+)\}", lambda found: words.get(found[1], found[0]), message)
+
+
+class ArgumentError(NamingError, ValueError):
+    """An argument is wrong."""
+
+
+class PyflyError(NamingError, RuntimeError):
+    """Base of errors at run time; bad arguments are a `ValueError`."""
 
 
 class NativeError(PyflyError):

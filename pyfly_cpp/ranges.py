@@ -6,6 +6,8 @@ import math
 import operator
 from typing import Any
 
+from pyfly_cpp.errors import ArgumentError
+
 _LARGEST = 2**31 - 1
 
 
@@ -22,7 +24,7 @@ def require_integer(name: str, n: Any, least: int, most: int = _LARGEST) -> int:
     """Returns `n` if it is an integer in least..most, numpy's included; raises ValueError otherwise."""
     if not is_integer(n) or not least <= n <= most:
         limit = f">= {least}" if most == _LARGEST else f"in {least}..{most}"
-        raise ValueError(f"{name} must be an integer {limit}, not {n!r}.")
+        raise ArgumentError(f"{name} must be an integer {limit}, not {n!r}.")
     return int(n)
 
 

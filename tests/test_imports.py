@@ -39,7 +39,8 @@ def test_no_circle():
 
 
 ROOMS = (
-    ("_version", "errors", "ranges"),
+    ("_version", "errors"),
+    ("ranges",),
     ("_native",),
     ("machine",),
     ("models",),

@@ -91,9 +91,9 @@ DFlash::Opened DFlash::open(const llama_model * target, const ModelFile & file, 
                    ", the target's have " + std::to_string(n_embd) + "; use the head of this very model");
     }
     if (draft_max > block.n_most) {
-        refuse(PYFLY_STATUS_INVALID, "draft_max is " + std::to_string(draft_max) + ", but " + what +
+        refuse(PYFLY_STATUS_INVALID, "{draft_max} is " + std::to_string(draft_max) + ", but " + what +
                                          " drafts blocks of " + std::to_string(block.n_most) +
-                                         " tokens; lower draft_max");
+                                         " tokens; lower {draft_max}");
     }
     if (is_dspark && p_min > 0.0 && !block.has_confidence) {
         refuse(PYFLY_STATUS_INVALID, what + " has no confidence head, which p_min needs; set p_min to 0");

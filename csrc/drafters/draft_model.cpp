@@ -30,7 +30,7 @@ ModelPointer DraftModel::open(const llama_model * target, const ModelFile & file
         return open(file, "draft model", DraftKind::model);
     }
     return open_sharing_vocabulary(target, file, open, "draft model", DraftKind::model, most_padding,
-                                   "use one of the same model family, or CrossVocabulary(DraftModel(...))");
+                                   "use one of the same model family, or {cross}");
 }
 
 // n_positions is set to the most positions that a text can have, 0: any number.

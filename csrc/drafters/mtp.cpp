@@ -17,9 +17,9 @@ namespace {
 
 void require_depth(int32_t draft_max, const std::string & architecture, int32_t n_heads, const std::string & what) {
     if (draft_max > mtp_draft_max(architecture, n_heads)) {
-        refuse(PYFLY_STATUS_INVALID, "draft_max is " + std::to_string(draft_max) + ", but " + what + " has " +
+        refuse(PYFLY_STATUS_INVALID, "{draft_max} is " + std::to_string(draft_max) + ", but " + what + " has " +
                                          std::to_string(n_heads) +
-                                         " chained NextN layers, which draft one token each; lower draft_max");
+                                         " chained NextN layers, which draft one token each; lower {draft_max}");
     }
 }
 

@@ -35,7 +35,7 @@ typedef enum pyfly_status {
 } pyfly_status;
 
 typedef struct pyfly_error {
-    char message[1024]; /* UTF-8, zero-terminated */
+    char message[1024]; /* UTF-8, zero-terminated. A word in braces is what the caller has words for: {draft_max} */
 } pyfly_error;
 
 /* Version of this ABI; the binding refuses another one. */

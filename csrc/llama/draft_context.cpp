@@ -95,7 +95,7 @@ ModelPointer load(const ModelFile & file, const llama_model_params & params, uin
     }
     if (!model) {
         throw Error(PYFLY_STATUS_NATIVE, std::string("llama.cpp could not load the ") + what + " '" + file.path() +
-                                             "'; check that it is a complete GGUF file");
+                                             "'{log}; check that it is a complete GGUF file");
     }
     return model;
 }
@@ -190,9 +190,8 @@ llama_context_params draft_context_params(const LlamaTarget & target, const pyfl
     if (config.type_v >= 0) {
         params.type_v = static_cast<ggml_type>(config.type_v);
         if (ggml_is_quantized(params.type_v) && params.flash_attn_type == LLAMA_FLASH_ATTN_TYPE_DISABLED) {
-            throw Error(PYFLY_STATUS_INVALID,
-                        std::string("the draft's type_v is ") + ggml_type_name(params.type_v) +
-                            ", which needs flash attention; load the target with flash_attn=True");
+            throw Error(PYFLY_STATUS_INVALID, std::string("the draft's type_v is ") + ggml_type_name(params.type_v) +
+                                                  ", which needs flash attention; load the target with {flash_attn}");
         }
     }
     return params;

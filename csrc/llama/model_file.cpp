@@ -113,7 +113,7 @@ ModelFile::ModelFile(const std::string & path) : path_(path) {
         throw Error(
             PYFLY_STATUS_INVALID,
             "'" + path +
-                "' is not a complete GGUF file: its header is truncated or damaged; download or convert it again");
+                "' is not a complete GGUF file: its header is truncated or damaged{log}; download or convert it again");
     }
     architecture_ = text("general.architecture");
     tokens_ = gguf_find_key(gguf_.get(), "tokenizer.ggml.tokens");
@@ -333,7 +333,7 @@ void ModelFile::require_model() const {
     if (is_head_only()) {
         throw Error(PYFLY_STATUS_INVALID, "'" + path_ +
                                               "' holds an MTP head without its model; load the model and give it this "
-                                              "file as MTP(model_path=...)");
+                                              "file {head}");
     }
     if (architecture_ == "eagle3" || architecture_ == "dflash") {
         throw Error(PYFLY_STATUS_INVALID, "'" + path_ + "' is a head of architecture " + architecture_ +
@@ -345,14 +345,14 @@ void ModelFile::require_mtp() const {
     require_loadable();
     if (n_nextn() < 1) {
         throw Error(PYFLY_STATUS_INCOMPATIBLE, "'" + path_ +
-                                                   "' has no MTP head (no NextN layers); give a companion file as "
-                                                   "MTP(model_path=...) or choose another drafter");
+                                                   "' has no MTP head (no NextN layers); give a companion file "
+                                                   "{head} or choose another drafter");
     }
     const std::string missing = missing_mtp_tensor();
     if (!missing.empty()) {
         throw Error(PYFLY_STATUS_INVALID, "the MTP head in '" + path_ + "' lacks the tensor " + missing +
-                                              "; convert or download the model again, or give the file that has it as "
-                                              "MTP(model_path=...)");
+                                              "; convert or download the model again, or give the file that has it "
+                                              "{head}");
     }
     if (has_flat_mtp()) {
         throw Error(PYFLY_STATUS_INCOMPATIBLE, "llama.cpp cannot run the NextN layer of '" + path_ +

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from pyfly_cpp._native.library import ffi, lib
 from pyfly_cpp.errors import (
+    ArgumentError,
     ContextFullError,
     IncompatibleDraftError,
     NativeError,
@@ -28,7 +29,7 @@ FloatArray = npt.NDArray[np.float32]
 TokenArray = npt.NDArray[np.int32]
 
 _EXCEPTIONS: dict[int, type[Exception]] = {
-    lib.PYFLY_STATUS_INVALID: ValueError,
+    lib.PYFLY_STATUS_INVALID: ArgumentError,
     lib.PYFLY_STATUS_NO_MEMORY: MemoryError,
     lib.PYFLY_STATUS_NATIVE: NativeError,
     lib.PYFLY_STATUS_NOT_FINITE: NotFiniteError,

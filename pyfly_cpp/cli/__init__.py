@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from pyfly_cpp._version import __version__
-from pyfly_cpp.errors import did_you_mean
+from pyfly_cpp.errors import NamingError, did_you_mean
 
 _COMMANDS = {
     "chat": ("chat", "Talk to a model."),
@@ -34,6 +34,19 @@ _COMMANDS = {
 
 _GONE = {"tune": "`bench --sweep margin` measures the thresholds of a gate and, with --write-preset, writes a preset"}
 """Commands of earlier versions, and what is there instead."""
+
+_OPTIONS = {
+    "draft_max": "--draft-max",
+    "n_ctx": "--n-ctx",
+    "n_batch": "--n-batch",
+    "n_parallel": "--parallel",
+    "room": "--parallel or --n-ctx",
+    "flash_attn": "--flash-attn",
+    "head": "with --draft",
+    "cross": "--drafter cross",
+    "draft": ", or give it with --draft",
+}
+"""What errors name (`NamingError`), as options."""
 
 _MAX_CHARS = 1000
 """The longest error that is shown."""
@@ -96,11 +109,16 @@ def if_interrupted(remedy: str) -> None:
     click.get_current_context().meta[_INTERRUPTED] = remedy
 
 
+def in_options(error: BaseException) -> str:
+    """The text of an error, which names options instead of arguments."""
+    return error.in_words(_OPTIONS) if isinstance(error, NamingError) else str(error)
+
+
 def describe(error: BaseException) -> str:
     """An error as one line for stderr; it may quote what somebody wrote into a file."""
     from pyfly_cpp.cli.terminal import shown
 
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = " ".join(in_options(error).split()) or type(error).__name__
     if isinstance(error, OSError) and error.filename is not None:
         text = f"{error.filename}: {error.strerror}"
     return shown(text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]} ...", sys.stderr)

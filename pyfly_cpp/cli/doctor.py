@@ -16,6 +16,7 @@ import numpy as np
 
 from pyfly_cpp import _native
 from pyfly_cpp._version import __version__
+from pyfly_cpp.cli import in_options
 from pyfly_cpp.cli.loading import MODEL_ARGUMENT, RPC_OPTION, named_once, reasons_from, silence
 from pyfly_cpp.cli.terminal import note, write, write_sentences
 from pyfly_cpp.decoding.drafters import DRAFTERS
@@ -228,7 +229,7 @@ def _fit(target: Path, draft: Path) -> tuple[str | None, str | None]:
         with reasons_from(silence()), open_metadata(target) as model:
             return _native.companion_word(model, str(draft)), None
     except (ValueError, PyflyError) as error:
-        return None, str(error)
+        return None, in_options(error)
 
 
 # ---- What is shown ---------------------------------------------------------------------------------------------------

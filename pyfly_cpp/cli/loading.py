@@ -30,7 +30,7 @@ from pyfly_cpp.decoding.drafters import (
 )
 from pyfly_cpp.decoding.presets import SHIPPED, Preset, load_preset
 from pyfly_cpp.decoding.resolve import AUTO, Resolved, drafter_of_file, resolve
-from pyfly_cpp.errors import PyflyError
+from pyfly_cpp.errors import ArgumentError, PyflyError
 from pyfly_cpp.llama.fly_llama import FlyLlama
 from pyfly_cpp.machine import kernels
 from pyfly_cpp.machine.cache_types import CACHE_WORDS
@@ -51,19 +51,6 @@ _OF_MEMORY = [option for option in PromptLookup.options if option.field in ("mem
 
 # ---- The log ---------------------------------------------------------------------------------------------------------
 
-_WORDS = {
-    "as MTP(model_path=...)": "with --draft",
-    "CrossVocabulary(DraftModel(...))": "--drafter cross",
-    "flash_attn=True": "--flash-attn",
-    "n_parallel, n_ctx or n_cells": "--parallel or --n-ctx",
-    "n_parallel": "--parallel",
-    "draft_max": "--draft-max",
-    "n_batch =": "--n-batch",
-    "n_batch": "--n-batch",
-}
-"""Words of errors for things in Python, and their words on the command line."""
-
-_INCOMPLETE = "a complete GGUF file"
 _BEYOND_END = "is not within the file bounds"  # of llama.cpp, about a tensor
 
 _LEVEL_ERROR, _LEVEL_CONTINUE = 4, 5  # ggml_log_level of ggml.h
@@ -94,24 +81,20 @@ def silence() -> QuietLog:
 
 @contextlib.contextmanager
 def reasons_from(log: QuietLog | None) -> Iterator[None]:
-    """Puts llama.cpp's own words, and the command line's, into errors that speak of its log or of Python."""
+    """Puts llama.cpp's own words into errors whose reason is in its log."""
     if log is not None:
         log.errors = []  # of other files
     try:
         yield
-    except (ValueError, PyflyError) as error:
-        message = str(error)
-        for python, words in _WORDS.items():
-            message = message.replace(python, words)
-        if log is not None and log.errors and ("verbose=True" in message or _INCOMPLETE in message):
-            told = message.split(";")[0]
-            if any(_BEYOND_END in line for line in log.errors):
-                message = f"{told.split(': the file is')[0]}: the file is truncated; download it again."
-            else:
-                message = f"{told}; llama.cpp reports: {log.errors[0]}"
-        if message == str(error):
+    except (ArgumentError, PyflyError) as error:
+        failed, is_in_log, _ = error.message.partition("{log}")
+        if log is None or not log.errors or not is_in_log:
             raise
-        raise type(error)(message) from error
+        if any(_BEYOND_END in line for line in log.errors):
+            failed = f"{failed.partition('{guess}')[0]}: the file is truncated; download it again."
+        else:
+            failed = f"{failed}; llama.cpp reports: {log.errors[0]}"
+        raise type(error)(failed) from error
 
 
 # ---- What to load ----------------------------------------------------------------------------------------------------

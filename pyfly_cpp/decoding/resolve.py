@@ -30,6 +30,7 @@ from pyfly_cpp.decoding.drafters import (
     require_word,
 )
 from pyfly_cpp.decoding.setting import Decoding
+from pyfly_cpp.errors import ArgumentError
 from pyfly_cpp.machine import log
 from pyfly_cpp.machine.devices import default_gpus
 from pyfly_cpp.machine.files import require_gguf
@@ -125,7 +126,7 @@ class Resolved:
         for kind in WORDS[name]:
             drafter = self._of_kind(kind) if file is None else _made(kind, file, self.options)
             if drafter is None:
-                raise ValueError(f"{who} needs {kind.noun}; write {name}:FILE, or give it with --draft.")
+                raise ArgumentError(f"{who} needs {kind.noun}; write {name}:FILE{{draft}}.")
             parts.append(drafter)
         return replace(self, drafters=tuple(parts), may_be_left_out=())
 

@@ -13,6 +13,7 @@ import llama_cpp
 
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.decoding.drafters.drafter import field_names
+from pyfly_cpp.errors import ArgumentError
 from pyfly_cpp.machine.cache_types import require_cache_types
 from pyfly_cpp.ranges import is_integer, require_integer
 
@@ -105,7 +106,7 @@ def _is_number(value: Any) -> bool:
 def require_fitting(draft_max: int | None, n_batch: int) -> None:
     """Raises ValueError unless a batch of n_batch tokens holds a step of draft_max."""
     if draft_max is not None and draft_max > n_batch - 1:
-        raise ValueError(
-            f"draft_max is {draft_max}, but a batch of n_batch = {n_batch} tokens holds the last token and at "
-            f"most {n_batch - 1} drafts; lower draft_max or raise n_batch."
+        raise ArgumentError(
+            f"{{draft_max}} is {draft_max}, but a batch of {n_batch} tokens ({{n_batch}}) holds the last token and at "
+            f"most {n_batch - 1} drafts; lower {{draft_max}} or raise {{n_batch}}."
         )

@@ -8,7 +8,7 @@ from typing import Any
 import llama_cpp
 
 from pyfly_cpp import _native
-from pyfly_cpp.errors import counted
+from pyfly_cpp.errors import ArgumentError, counted
 from pyfly_cpp.llama.drafting_llama import DraftingLlama
 from pyfly_cpp.machine import memory
 from pyfly_cpp.machine.files import require_gguf
@@ -41,7 +41,7 @@ class BatchLlama(DraftingLlama):
     ) -> None:
         """Arguments as of `FlyBatch`."""
         most = llama_cpp.llama_max_parallel_sequences()
-        self.n_parallel = require_integer("n_parallel", n_parallel, 1, most)
+        self.n_parallel = require_integer("{n_parallel}", n_parallel, 1, most)
         require_integer("n_ctx", n_ctx, 0)
         if kwargs.get("embedding"):
             raise ValueError("a FlyBatch generates text; for embeddings use a FlyLlama with embedding=True.")
@@ -80,9 +80,9 @@ class BatchLlama(DraftingLlama):
         except ValueError as error:
             if not self._bytes_of_text or "could not make a context" not in str(error):
                 raise
-            raise ValueError(
+            raise ArgumentError(
                 f"llama.cpp could not make a context for {n_parallel} requests of {n_ctx} tokens: each takes "
-                f"{memory.in_words(self._bytes_of_text)}; lower n_parallel, n_ctx or n_cells."
+                f"{memory.in_words(self._bytes_of_text)}; lower {{room}}."
             ) from error
         self._access.process = Process(self._public_name)  # also with one thread: others step and read
 
@@ -115,10 +115,10 @@ class BatchLlama(DraftingLlama):
         n_needed, n_free = n or 0, memory.available()
         self._bytes_of_text = n_needed // self.n_parallel
         if n_free is not None and n_needed > n_free:
-            raise ValueError(
+            raise ArgumentError(
                 f"{counted(self.n_parallel, 'request')} of {self._n_ctx_of_text} tokens would need "
                 f"{memory.in_words(n_needed)}, and {memory.in_words(n_free)} are free: each takes "
-                f"{memory.in_words(self._bytes_of_text)}; lower n_parallel, n_ctx or n_cells."
+                f"{memory.in_words(self._bytes_of_text)}; lower {{room}}."
             )
 
     def _simulated(self, params: Any) -> int | None:

@@ -25,6 +25,7 @@ from pyfly_cpp.engine.kv_key import may_rotate
 from pyfly_cpp.engine.loaded_model import LoadedModel
 from pyfly_cpp.engine.output import Output
 from pyfly_cpp.engine.vocabulary import Vocabulary
+from pyfly_cpp.errors import ArgumentError
 from pyfly_cpp.llama.load_limits import require_adapter, why_not_loaded, within_positions
 from pyfly_cpp.llama.prompting import as_texts, chat_handler, markers_of, only_formats
 from pyfly_cpp.llama.response_format import with_grammar
@@ -142,7 +143,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
                 raise self._load_failure from None
             why = why_not_loaded(error, model_path, self._context_params, self._placement.has_servers)
             if why is not None:
-                raise ValueError(why) from error
+                raise ArgumentError(why) from error
             raise
         if max(self.n_threads, self.n_threads_batch) > 1 or llama_cpp.llama_supports_gpu_offload():
             self._access.process = Process(self._public_name)

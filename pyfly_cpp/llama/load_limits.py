@@ -6,14 +6,16 @@ from typing import Any
 
 import llama_cpp
 
+from pyfly_cpp.errors import ArgumentError
+
 
 def within_positions(n_ctx: int, n_positions: int, model_path: str) -> int:
     """Most tokens of a text of n_ctx, 0: as many as there can be, if the embeddings of positions are learned; behind
     the last one llama.cpp ends the process. Raises ValueError if n_ctx is more."""
     if n_ctx > n_positions:
-        raise ValueError(
-            f"n_ctx is {n_ctx}, but {model_path!r} has learned embeddings of {n_positions} positions and no more; "
-            f"lower n_ctx to at most {n_positions}."
+        raise ArgumentError(
+            f"{{n_ctx}} is {n_ctx}, but {model_path!r} has learned embeddings of {n_positions} positions and no more; "
+            f"lower {{n_ctx}} to at most {n_positions}."
         )
     return n_ctx or n_positions
 
@@ -21,14 +23,14 @@ def within_positions(n_ctx: int, n_positions: int, model_path: str) -> int:
 def require_adapter(adapter: Any, lora_path: str | None, model_path: str) -> None:
     """Raises ValueError if llama.cpp gave a null pointer instead of a LoRA adapter."""
     if not adapter:
-        raise ValueError(
-            f"{lora_path!r} cannot be used as a LoRA adapter: it is damaged, or was not made for {model_path!r}; "
-            "verbose=True shows the reason."
+        raise ArgumentError(
+            f"{lora_path!r} cannot be used as a LoRA adapter: it is damaged, or was not made for {model_path!r}{{log}}"
+            "; verbose=True shows the reason."
         )
 
 
 def why_not_loaded(error: ValueError, model_path: str, context_params: Any, has_servers: bool) -> str | None:
-    """The meaning of llama-cpp-python's error; None: it explains itself.
+    """The meaning of llama-cpp-python's error, as `ArgumentError` takes it; None: it explains itself.
 
     Args:
         error: What its constructor raised.
@@ -41,13 +43,13 @@ def why_not_loaded(error: ValueError, model_path: str, context_params: Any, has_
         remedy = ", leave out flash_attn" if has_flash else ""  # some graphs lack it
         return (
             f"llama.cpp could not make a context for {model_path!r}: there is too little memory for it, or the "
-            f"file is damaged; lower n_ctx or n_batch{remedy}, or let verbose=True show why."
+            f"file is damaged{{log}}; lower {{n_ctx}} or {{n_batch}}{remedy}, or let verbose=True show why."
         )
     if "Failed to load model" in str(error):
         return (
-            f"llama.cpp could not load {model_path!r}: the file is truncated, damaged, or of an architecture "
+            f"llama.cpp could not load {model_path!r}{{guess}}: the file is truncated, damaged, or of an architecture "
             f"that llama-cpp-python {llama_cpp.__version__} does not know"
-            f"{', or an RPC server is gone or has too little memory' if has_servers else ''}; "
+            f"{', or an RPC server is gone or has too little memory' if has_servers else ''}{{log}}; "
             "verbose=True shows why."
         )
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pyfly_cpp.errors import ArgumentError
 from pyfly_cpp.ranges import is_integer
 
 CACHE_TYPES = {
@@ -27,4 +28,4 @@ def require_cache_types(type_k: Any, type_v: Any, flash_attn: object = True) -> 
             known = ", ".join(f"{number} ({text})" for number, text in CACHE_TYPES.items())
             raise ValueError(f"{name} must be a type that a KV cache can have, one of {known}, not {value!r}.")
     if type_v is not None and CACHE_TYPES[type_v] not in _PLAIN and not flash_attn:
-        raise ValueError(f"type_v={type_v} ({CACHE_TYPES[type_v]}) needs flash attention; add flash_attn=True.")
+        raise ArgumentError(f"type_v={type_v} ({CACHE_TYPES[type_v]}) needs flash attention; add {{flash_attn}}.")

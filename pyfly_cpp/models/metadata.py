@@ -13,6 +13,7 @@ from typing import Any
 import llama_cpp
 
 from pyfly_cpp import _native
+from pyfly_cpp.errors import ArgumentError
 from pyfly_cpp.machine import log, memory
 
 TARGET_KEY = "pyfly.target.fingerprint"
@@ -37,8 +38,8 @@ def open_metadata(path: Path, **params: Any) -> Iterator[Any]:
     with _native.load_guard(), log.silenced(unless_verbose=True):
         model = llama_cpp.llama_model_load_from_file(os.fsencode(path), model_params)
     if not model:
-        raise ValueError(
-            f"llama-cpp-python {llama_cpp.__version__} cannot load {os.fspath(path)!r}; verbose=True shows why."
+        raise ArgumentError(
+            f"llama-cpp-python {llama_cpp.__version__} cannot load {os.fspath(path)!r}{{log}}; verbose=True shows why."
         )
     try:
         yield model

@@ -55,7 +55,7 @@ def test_unknown_command_is_usage_with_a_hint(run):
         (["--model", TARGET, "--drafter", "eagle3"], 1, "needs an EAGLE-3 head; write eagle3:FILE, or give it with"),
         (["--model", TARGET, "--drafter", "eagel3"], 2, "Did you mean 'eagle3'?"),
         (["--model", TARGET, "--draft", DRAFT, "--drafter", "lookup"], 2, "contradict"),
-        (["--model", TARGET, "--draft-max", 5000], 1, "--draft-max is 5000, but a batch of --n-batch 512 tokens"),
+        (["--model", TARGET, "--draft-max", 5000], 1, "--draft-max is 5000, but a batch of 512 tokens (--n-batch)"),
         (["--model", TARGET, "--max-tokens", 2**31], 2, "is too large; the largest is 2147483647"),
         (["--model", TARGET, "--temperature", "nan"], 2, "nan is not a finite number"),
         (["--model", TARGET, "--chat-format", "chatmll"], 2, "Did you mean 'chatml'? The formats are "),

@@ -566,7 +566,7 @@ def test_bad_arguments(kind):
                                ({"p_min": float("nan")}, "p_min must be")):  # fmt: skip
         with pytest.raises(ValueError, match=message):
             kind("head.gguf", **arguments)
-    with pytest.raises(ValueError, match=r"draft_max is 40.*n_batch = 32"):
+    with pytest.raises(ValueError, match=r"draft_max is 40.*32 tokens \(n_batch\)"):
         FlyLlama(HYBRID, drafter=MTP(), draft_max=40, n_batch=32, **SETTINGS)
 
 

@@ -1,0 +1,36 @@
+"""Errors that name arguments in Python's words, and in those of whoever shows them."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+
+from pyfly_cpp import PyflyError
+from pyfly_cpp.cli import describe, in_options
+from pyfly_cpp.errors import ArgumentError, IncompatibleDraftError
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("kind", [ArgumentError, PyflyError, IncompatibleDraftError])
+def test_an_argument_has_the_name_that_its_reader_knows(kind):
+    error = kind("{draft_max} is 9; set it with {nothing}{draft}, in {'draft_max'}.")
+    assert str(error) == "draft_max is 9; set it with {nothing}, in {'draft_max'}."
+    assert in_options(error) == "--draft-max is 9; set it with {nothing}, or give it with --draft, in {'draft_max'}."
+    assert describe(error) == in_options(error) and error.in_words({}) == str(error)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_others_are_as_they_are():
+    assert in_options(ValueError("{draft_max}")) == "{draft_max}" and in_options(PyflyError()) == ""
+
+
+def test_what_the_core_names_has_words_in_python():
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "csrc").rglob("*.cpp")]
+    literals = [text for source in texts for text in re.findall(r'"(?:[^"\\\n]|\\.)*"', source)]
+    named = {word for text in literals for word in re.findall(r"\{(\w+)\}", text)}
+    assert {"draft_max", "n_batch", "head", "cross", "flash_attn", "log"} == named
+    assert all(str(ArgumentError(f"{{{word}}}")) != f"{{{word}}}" for word in named)
