@@ -15,16 +15,16 @@ constexpr size_t worth_sharing = 16; // tokens of a common beginning that are wo
 } // namespace
 
 Batch::Batch(Model & target, const Vocabulary & vocabulary)
-    : target_(target), drafting_(target, vocabulary, texts_), evaluation_(target, texts_, drafting_, chunks_) {
+    : target_(target), drafting_(target, vocabulary, requests_), evaluation_(target, requests_, drafting_, chunks_) {
     chunks_.configure(target.n_batch(), 0);
     for (int32_t slot = 0; slot < target.n_sequences(); slot++) {
-        texts_.push_back(
+        requests_.push_back(
             {Sequence(target, vocabulary, slot, [this](const std::vector<Span> & s) { evaluation_.evaluate(s); })});
     }
 }
 
 void Batch::require_idle() const {
-    if (std::any_of(texts_.begin(), texts_.end(), [](const Text & t) { return t.sequence.is_active(); })) {
+    if (std::any_of(requests_.begin(), requests_.end(), [](const Request & t) { return t.sequence.is_active(); })) {
         throw Error(PYFLY_STATUS_INVALID, "gate, window and drafter can be changed between requests, not during one");
     }
 }
@@ -45,16 +45,17 @@ int32_t Batch::find_slot(const int32_t * history, size_t n_history, int32_t owne
     int32_t best = -1;
     size_t n_best = 0;
     for (int32_t slot = 0; slot < n_slots(); slot++) {
-        const Text & t = text(slot);
-        if (t.sequence.has_text()) {
+        const Request & t = request(slot);
+        if (t.sequence.has_request()) {
             continue;
         }
         const Memory & memory = t.sequence.memory();
         const size_t n = t.owner() == owner ? memory.n_common(history, n_history) : 0;
-        const auto is_better = [&](const Text & other) { // among equals the one that is missed least
-            return std::make_pair(memory.n() > 0, t.used) < std::make_pair(other.sequence.memory().n() > 0, other.used);
+        const auto is_better = [&](const Request & other) { // among equals the one that is missed least
+            return std::make_pair(memory.n() > 0, t.schedule.used) <
+                   std::make_pair(other.sequence.memory().n() > 0, other.schedule.used);
         };
-        if (best < 0 || n > n_best || (n == n_best && is_better(text(best)))) {
+        if (best < 0 || n > n_best || (n == n_best && is_better(request(best)))) {
             best = slot;
             n_best = n;
         }
@@ -64,12 +65,12 @@ int32_t Batch::find_slot(const int32_t * history, size_t n_history, int32_t owne
 
 void Batch::begin(int32_t slot, RequestConfig config, std::vector<int32_t> history, std::optional<size_t> n_evaluated,
                   std::unique_ptr<Sampler> sampler) {
-    Text & t = text(slot);
+    Request & t = request(slot);
     for (const int32_t k : config.draft_max) {
         drafting_.require_draft_max(k);
     }
     drafting_.require_rows(config);
-    const bool had_text = t.sequence.has_text();
+    const bool had_text = t.sequence.has_request();
     const size_t n_prompt = history.size();
     // An owner who asks is not to learn, by how long it takes, that another one has asked the same.
     const bool is_others = t.owner() != config.owner;
@@ -79,33 +80,33 @@ void Batch::begin(int32_t slot, RequestConfig config, std::vector<int32_t> histo
         t.sequence.memory().truncate(drafting_.n_reusable(t, t.sequence.memory().n()));
     }
     has_freed_ = has_freed_ || had_text; // there may be room for one that waits
-    t.order = n_begun_++;
+    t.schedule.order = n_begun_++;
     t.n_prompt = n_prompt;
-    t.n_room = Model::unlimited;
+    t.schedule.n_room = Model::unlimited;
     t.begin();
     if (is_others) {
         drafting_.forget(slot);
     }
-    drafting_.begin_text(slot);
+    drafting_.begin_request(slot);
 }
 
 void Batch::resume(int32_t slot, size_t n_keep, const int32_t * tokens, size_t n_tokens) {
-    Text & t = text(slot);
-    const bool is_waiting = t.is_waiting; // nobody overtakes
+    Request & t = request(slot);
+    const bool is_waiting = t.schedule.is_waiting; // nobody overtakes
     t.sequence.resume(n_keep, tokens, n_tokens);
     t.begin();
-    t.is_waiting = is_waiting;
-    drafting_.begin_text(slot);
+    t.schedule.is_waiting = is_waiting;
+    drafting_.begin_request(slot);
 }
 
 void Batch::end(int32_t slot, size_t n_keep) {
-    Text & t = text(slot);
-    t.used = ++n_steps_;
-    t.is_waiting = false;
-    if (t.sequence.has_text()) {
+    Request & t = request(slot);
+    t.schedule.used = ++n_steps_;
+    t.schedule.is_waiting = false;
+    if (t.sequence.has_request()) {
         has_freed_ = true;
         const size_t n_committed = t.sequence.transcript().n_committed();
-        drafting_.end_text(t, n_keep < n_committed ? n_keep + 1 : n_committed);
+        drafting_.end_request(t, n_keep < n_committed ? n_keep + 1 : n_committed);
     }
     t.sequence.end(n_keep);
 }
@@ -114,16 +115,17 @@ void Batch::want(int32_t slot, int32_t n_room) {
     if (n_room < 1) {
         throw Error(PYFLY_STATUS_INVALID, "a step needs room for at least one token");
     }
-    text(slot).n_room = n_room;
+    request(slot).schedule.n_room = n_room;
 }
 
-// Whether another text is in the middle of its rounds: it is not to be delayed by more than a chunk.
-bool Batch::delays_another(const Text & of) const {
-    return std::any_of(texts_.begin(), texts_.end(), [&](const Text & t) { return &t != &of && t.is_midway(); });
+// Whether another request is in the middle of its rounds: it is not to be delayed by more than a chunk.
+bool Batch::delays_another(const Request & of) const {
+    return std::any_of(requests_.begin(), requests_.end(),
+                       [&](const Request & t) { return &t != &of && t.is_midway(); });
 }
 
-// Tokens that may go with a text's round.
-size_t Batch::n_with_round(const Text & t) const {
+// Tokens that may go with a request's round.
+size_t Batch::n_with_round(const Request & t) const {
     if (t.sequence.n_rounds() == 0 && drafting_.drafts_behind_prompt(t)) {
         return 1;
     }
@@ -131,7 +133,7 @@ size_t Batch::n_with_round(const Text & t) const {
 }
 
 size_t Batch::n_left(int32_t slot) const {
-    const Text & t = text(slot);
+    const Request & t = request(slot);
     if (!t.sequence.is_active()) {
         throw Error(PYFLY_STATUS_INVALID, "no sequence was begun");
     }
@@ -139,26 +141,27 @@ size_t Batch::n_left(int32_t slot) const {
     return n > 0 ? n : drafting_.n_behind(t);
 }
 
-std::vector<Text *> Batch::running_by_age() {
-    std::vector<Text *> texts;
-    for (Text & t : texts_) {
+std::vector<Request *> Batch::running_by_age() {
+    std::vector<Request *> requests;
+    for (Request & t : requests_) {
         if (t.sequence.is_active()) {
-            texts.push_back(&t);
+            requests.push_back(&t);
         }
     }
-    std::sort(texts.begin(), texts.end(), [](const Text * a, const Text * b) { return a->order < b->order; });
-    return texts;
+    std::sort(requests.begin(), requests.end(),
+              [](const Request * a, const Request * b) { return a->schedule.order < b->schedule.order; });
+    return requests;
 }
 
 const std::vector<Batch::Progress> & Batch::step() {
-    const std::vector<Text *> texts = running_by_age();
-    if (texts.empty()) {
+    const std::vector<Request *> requests = running_by_age();
+    if (requests.empty()) {
         throw Error(PYFLY_STATUS_INVALID, "no sequence was begun");
     }
     n_steps_++;
     Parts parts;
     parts.n_chunk = static_cast<size_t>(chunks_.n());
-    for (Text * t : texts) {
+    for (Request * t : requests) {
         try {
             assign(*t, parts);
         } catch (const std::exception &) {
@@ -168,7 +171,7 @@ const std::vector<Batch::Progress> & Batch::step() {
     has_freed_ = false;
 
     const bool is_chunked = !parts.rounds.empty() || std::any_of(parts.joining.begin(), parts.joining.end(),
-                                                                 [&](const Text * t) { return delays_another(*t); });
+                                                                 [&](const Request * t) { return delays_another(*t); });
     const size_t n_most = is_chunked ? parts.n_chunk : static_cast<size_t>(target_.n_batch());
     const Plans prompts = plan_prompts(parts.joining, n_most);
     Plans plans = plan_rounds(parts.rounds);
@@ -176,26 +179,27 @@ const std::vector<Batch::Progress> & Batch::step() {
     evaluation_.run(plans);
 
     progress_.clear();
-    for (const Text * t : texts) {
-        progress_.push_back({t->slot(), t->is_waiting, t->has_had_round, t->failure});
+    for (const Request * t : requests) {
+        progress_.push_back({t->slot(), t->schedule.is_waiting, t->schedule.has_had_round, t->failure});
     }
     return progress_;
 }
 
-// What a text does in this step: it waits, a part of its prompt is evaluated, its drafters catch up, or it has a round.
-void Batch::assign(Text & t, Parts & parts) {
+// What a request does in this step: it waits, a part of its prompt is evaluated, its drafters catch up, or it has a
+// round.
+void Batch::assign(Request & t, Parts & parts) {
     t.failure = {};
-    t.has_had_round = false;
-    t.used = n_steps_;
+    t.schedule.has_had_round = false;
+    t.schedule.used = n_steps_;
     t.sequence.begin_step();
     if (t.sequence.transcript().n() > static_cast<size_t>(target_.n_ctx())) {
         t.failure = {PYFLY_STATUS_CONTEXT_FULL, "the context of " + std::to_string(target_.n_ctx()) +
                                                     " tokens is full; raise n_ctx or start a new sequence"};
         return;
     }
-    t.is_waiting = parts.is_older_waiting || (t.is_waiting && !may_return(t)); // nobody overtakes
-    parts.is_older_waiting = t.is_waiting;
-    if (t.is_waiting || waits_for_prefix(t)) {
+    t.schedule.is_waiting = parts.is_older_waiting || (t.schedule.is_waiting && !may_return(t)); // nobody overtakes
+    parts.is_older_waiting = t.schedule.is_waiting;
+    if (t.schedule.is_waiting || waits_for_prefix(t)) {
         return;
     }
     const bool has_prompt = t.sequence.n_rounds() == 0 && delays_another(t);
@@ -209,19 +213,19 @@ void Batch::assign(Text & t, Parts & parts) {
             parts.n_chunk -= std::min(parts.n_chunk, n_behind);
         }
     } else {
-        t.is_prepared = true;
+        t.schedule.is_prepared = true;
         parts.rounds.push_back(&t);
         parts.n_chunk -= has_prompt ? std::min(parts.n_chunk, t.sequence.n_unevaluated() - 1) : 0;
     }
 }
 
-// Drafts for these texts.
-Plans Batch::plan_rounds(const std::vector<Text *> & texts) {
-    std::vector<Draft> drafts = drafting_.draft(texts);
-    std::vector<Text *> rolled_back; // they draft again, from there
+// Drafts for these requests.
+Plans Batch::plan_rounds(const std::vector<Request *> & requests) {
+    std::vector<Draft> drafts = drafting_.draft(requests);
+    std::vector<Request *> rolled_back; // they draft again, from there
     Plans plans;
-    for (size_t i = 0; i < texts.size(); i++) {
-        Text & t = *texts[i];
+    for (size_t i = 0; i < requests.size(); i++) {
+        Request & t = *requests[i];
         if (!t.is_running()) {
             continue; // its drafter failed, or it had to make room
         }
@@ -250,15 +254,15 @@ Plans Batch::plan_rounds(const std::vector<Text *> & texts) {
 
 // ---- Prompts --------------------------------------------------------------------------------------------------------
 
-// A text that has to wait comes back when another one has ended, or when nobody else is left.
-bool Batch::may_return(const Text & of) const {
-    return has_freed_ ||
-           std::none_of(texts_.begin(), texts_.end(), [&](const Text & t) { return &t != &of && t.is_running(); });
+// A request that has to wait comes back when another one has ended, or when nobody else is left.
+bool Batch::may_return(const Request & of) const {
+    return has_freed_ || std::none_of(requests_.begin(), requests_.end(),
+                                      [&](const Request & t) { return &t != &of && t.is_running(); });
 }
 
-// A prompt that begins like another text of its owner takes over what is evaluated of it, unless its rows are wanted.
-// Returns whether it waits for an older text that is about to evaluate more of what both begin with.
-bool Batch::waits_for_prefix(Text & t) {
+// A prompt that begins like another request of its owner takes over what is evaluated of it, unless its rows are
+// wanted. Returns whether it waits for an older request that is about to evaluate more of what both begin with.
+bool Batch::waits_for_prefix(Request & t) {
     const std::vector<int32_t> & history = t.sequence.transcript().history();
     Memory & memory = t.sequence.memory();
     // Rows that are wanted have to be evaluated.
@@ -268,7 +272,7 @@ bool Batch::waits_for_prefix(Text & t) {
     const Memory * longest = nullptr;
     size_t n_longest = memory.n() + worth_sharing;
     bool waits = false;
-    for (Text & other : texts_) {
+    for (Request & other : requests_) {
         if (&other == &t || other.owner() != t.owner()) {
             continue;
         }
@@ -278,7 +282,7 @@ bool Batch::waits_for_prefix(Text & t) {
             longest = &held;
             n_longest = n_shareable;
         }
-        if (other.is_running() && other.order < t.order && other.sequence.n_rounds() == 0) {
+        if (other.is_running() && other.schedule.order < t.schedule.order && other.sequence.n_rounds() == 0) {
             const std::vector<int32_t> & theirs = other.sequence.transcript().history();
             const size_t n_most = std::min(history.size(), theirs.size()) - 1;
             const size_t n_alike = n_common(history.data(), n_most, theirs.data(), n_most);
@@ -294,11 +298,11 @@ bool Batch::waits_for_prefix(Text & t) {
     return waits;
 }
 
-// Chunks of prompts, the oldest text's first, at most n_most tokens together. Rows of a prompt last until the target
-// evaluates again, so only one text's are kept in a step, and it comes last.
-Plans Batch::plan_prompts(const std::vector<Text *> & joining, size_t n_most) {
+// Chunks of prompts, the oldest request's first, at most n_most tokens together. Rows of a prompt last until the target
+// evaluates again, so only one request's are kept in a step, and it comes last.
+Plans Batch::plan_prompts(const std::vector<Request *> & joining, size_t n_most) {
     Plans plans, with_rows;
-    for (Text * t : joining) {
+    for (Request * t : joining) {
         const bool keeps_rows = t->sequence.config().all_rows;
         if (n_most == 0 || (keeps_rows && !with_rows.empty())) {
             continue;

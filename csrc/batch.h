@@ -1,5 +1,5 @@
-// Several texts on one target: what they want evaluated goes to it together, and what came of it goes back to each. No
-// llama.h.
+// Several requests on one target: what they want evaluated goes to it together, and what came of it goes back to each.
+// No llama.h.
 #pragma once
 
 #include <memory>
@@ -8,17 +8,17 @@
 
 #include "drafting.h"
 #include "evaluation.h"
-#include "text.h"
+#include "request.h"
 
 namespace pyfly {
 
-// A text has a slot while it runs: a sequence of the target and a place in every drafter. What is left in a slot when
-// its text ended serves the next text of the same owner that begins alike.
+// A request has a slot while it runs: a sequence of the target and a place in every drafter. What is left in a slot
+// when its request ended serves the next request of the same owner that begins alike.
 //
-// A text that joins evaluates its prompt in chunks, between which the others go on. Texts of one owner that begin alike
-// share what is evaluated of it. When the target's cache is full, the youngest text waits: what it had is forgotten and
-// evaluated again when another text has ended; no younger one overtakes it. Of texts whose batch fails, only the one
-// stops that cannot be evaluated alone.
+// A request that joins evaluates its prompt in chunks, between which the others go on. Requests of one owner that begin
+// alike share what is evaluated of it. When the target's cache is full, the youngest request waits: what it had is
+// forgotten and evaluated again when another request has ended; no younger one overtakes it. Of requests whose batch
+// fails, only the one stops that cannot be evaluated alone.
 class Batch {
   public:
     // Target and vocabulary are borrowed. As many slots as the target has sequences.
@@ -27,23 +27,23 @@ class Batch {
     Batch(const Batch &) = delete;
     Batch & operator=(const Batch &) = delete;
 
-    // What all texts draft with, see pyfly_batch_configure. Throws Error(PYFLY_STATUS_INVALID) while one runs.
+    // What all requests draft with, see pyfly_batch_configure. Throws Error(PYFLY_STATUS_INVALID) while one runs.
     void configure(bool is_adaptive, std::vector<BatchDrafter> drafters, int32_t n_chunk, int64_t us_chunk);
 
-    int32_t n_slots() const { return static_cast<int32_t>(texts_.size()); }
-    const Sequence & at(int32_t slot) const { return texts_[static_cast<size_t>(slot)].sequence; }
+    int32_t n_slots() const { return static_cast<int32_t>(requests_.size()); }
+    const Sequence & at(int32_t slot) const { return requests_[static_cast<size_t>(slot)].sequence; }
 
-    // The free slot that holds most of what this text of an owner begins with; -1 if none is free.
+    // The free slot that holds most of what this request of an owner begins with; -1 if none is free.
     int32_t find_slot(const int32_t * history, size_t n_history, int32_t owner) const;
 
     // See pyfly_batch_expect: of the drafters that were configured.
     void expect_costs(const MeasuredCosts & costs) { drafting_.expect_costs(costs); }
 
-    // What measuring.h needs of it, between texts.
-    void require_idle() const; // throws Error(PYFLY_STATUS_INVALID) while a text runs
+    // What measuring.h needs of it, between requests.
+    void require_idle() const; // throws Error(PYFLY_STATUS_INVALID) while a request runs
     Model & target() { return target_; }
     const std::vector<BatchDrafter> & drafters() const { return drafting_.drafters(); }
-    Memory & memory(int32_t slot) { return text(slot).sequence.memory(); }
+    Memory & memory(int32_t slot) { return request(slot).sequence.memory(); }
 
     // For RequestConfig: one for each drafter, or null for what the drafters were given.
     std::vector<int32_t> draft_max(const int32_t * k) const { return drafting_.draft_max(k); }
@@ -52,58 +52,58 @@ class Batch {
     void begin(int32_t slot, RequestConfig config, std::vector<int32_t> history, std::optional<size_t> n_evaluated,
                std::unique_ptr<Sampler> sampler);
     void resume(int32_t slot, size_t n_keep, const int32_t * tokens, size_t n_tokens);
-    void park(int32_t slot, size_t n_keep) { text(slot).sequence.park(n_keep); }
+    void park(int32_t slot, size_t n_keep) { request(slot).sequence.park(n_keep); }
     void end(int32_t slot, size_t n_keep);
 
-    // How many more tokens are wanted of a text, >= 1. Counts down with what is committed, never below 1.
+    // How many more tokens are wanted of a request, >= 1. Counts down with what is committed, never below 1.
     void want(int32_t slot, int32_t n_room);
 
-    // Tokens of the prompt, or of what has to be evaluated again, before the text's next round; 0: the next step brings
-    // a round.
+    // Tokens of the prompt, or of what has to be evaluated again, before the request's next round; 0: the next step
+    // brings a round.
     size_t n_left(int32_t slot) const;
 
-    // Every running text goes on: with a chunk of its prompt or with a round, unless it waits.
+    // Every running request goes on: with a chunk of its prompt or with a round, unless it waits.
     struct Progress {
         int32_t slot;
         bool is_waiting;
         bool is_round;   // it has taken what came of a round
-        Failure failure; // the text stopped in this step; only end() may follow
+        Failure failure; // the request stopped in this step; only end() may follow
     };
     const std::vector<Progress> & step();
 
-    // Why the text in this slot stopped in the last step, if it did.
-    const Failure & failure(int32_t slot) const { return text(slot).failure; }
+    // Why the request in this slot stopped in the last step, if it did.
+    const Failure & failure(int32_t slot) const { return request(slot).failure; }
 
-    void reset_stats(int32_t slot) { text(slot).sequence.reset_stats(); }
+    void reset_stats(int32_t slot) { request(slot).sequence.reset_stats(); }
     const Governor * governor() const { return drafting_.governor(); }
 
   private:
-    Text & text(int32_t slot) { return texts_[static_cast<size_t>(slot)]; }
-    const Text & text(int32_t slot) const { return texts_[static_cast<size_t>(slot)]; }
-    std::vector<Text *> running_by_age();
-    bool delays_another(const Text & of) const;
-    size_t n_with_round(const Text & text) const;
-    bool may_return(const Text & text) const;
-    bool waits_for_prefix(Text & text);
+    Request & request(int32_t slot) { return requests_[static_cast<size_t>(slot)]; }
+    const Request & request(int32_t slot) const { return requests_[static_cast<size_t>(slot)]; }
+    std::vector<Request *> running_by_age();
+    bool delays_another(const Request & of) const;
+    size_t n_with_round(const Request & request) const;
+    bool may_return(const Request & request) const;
+    bool waits_for_prefix(Request & request);
 
-    // What the texts do in a step.
+    // What the requests do in a step.
     struct Parts {
-        std::vector<Text *> joining; // a part of their prompt is evaluated
-        std::vector<Text *> rounds;
+        std::vector<Request *> joining; // a part of their prompt is evaluated
+        std::vector<Request *> rounds;
         size_t n_chunk = 0; // what is left of a chunk for prompts
         bool is_older_waiting = false;
     };
-    void assign(Text & text, Parts & parts);
-    Plans plan_prompts(const std::vector<Text *> & joining, size_t n_most);
-    Plans plan_rounds(const std::vector<Text *> & texts);
+    void assign(Request & request, Parts & parts);
+    Plans plan_prompts(const std::vector<Request *> & joining, size_t n_most);
+    Plans plan_rounds(const std::vector<Request *> & requests);
 
     Model & target_;
-    std::vector<Text> texts_;
+    std::vector<Request> requests_;
     Drafting drafting_;
     PromptChunks chunks_;
     Evaluation evaluation_;
     int64_t n_begun_ = 0, n_steps_ = 0;
-    bool has_freed_ = false; // a text ended since the last step
+    bool has_freed_ = false; // a request ended since the last step
     std::vector<Progress> progress_;
 };
 

@@ -222,7 +222,7 @@ pyfly_status pyfly_batch_measure(pyfly_batch * batch, pyfly_costs * out, pyfly_e
             out->rows[out->n_rows++] = {rows.n, rows.us};
         }
         for (const auto & draft : costs.drafts) {
-            out->drafts[out->n_drafts++] = {draft.drafter, draft.n_texts, draft.k, draft.us};
+            out->drafts[out->n_drafts++] = {draft.drafter, draft.n_requests, draft.k, draft.us};
         }
         for (const auto & catch_up : costs.catch_up) {
             out->catch_up_us[catch_up.drafter] = catch_up.us;
@@ -242,7 +242,7 @@ pyfly_status pyfly_batch_expect(pyfly_batch * batch, const pyfly_costs * costs, 
         }
         for (size_t i = 0; i < costs->n_drafts; i++) {
             const pyfly_cost_draft & draft = costs->drafts[i];
-            expected.drafts.push_back({draft.drafter, draft.n_texts, draft.k, draft.us});
+            expected.drafts.push_back({draft.drafter, draft.n_requests, draft.k, draft.us});
         }
         for (int32_t drafter = 0; drafter < PYFLY_MAX_DRAFTERS; drafter++) {
             if (costs->catch_up_us[drafter] != 0.0) {

@@ -13,7 +13,7 @@ namespace pyfly {
 
 namespace {
 
-// Whether what is drafted can change which text is written: it can where drafts are drawn, even without loss.
+// Whether what is drafted can change the answer: it can where drafts are drawn, even without loss.
 bool is_changed_by_drafts(const GateExpression & gate) {
     return !gate.is_exact() || gate.draws();
 }
@@ -40,12 +40,12 @@ void Drafting::configure(bool is_adaptive, std::vector<BatchDrafter> drafters) {
     if (drafters.size() > PYFLY_MAX_DRAFTERS) {
         throw Error(PYFLY_STATUS_INVALID, "at most " + std::to_string(PYFLY_MAX_DRAFTERS) + " drafters work together");
     }
-    const int32_t n_slots = static_cast<int32_t>(texts_.size());
+    const int32_t n_slots = static_cast<int32_t>(requests_.size());
     for (const BatchDrafter & d : drafters) {
         require_draft_max(d.draft_max);
-        if (d.drafter->n_texts() < n_slots) {
-            throw Error(PYFLY_STATUS_INVALID, "a drafter for " + std::to_string(d.drafter->n_texts()) +
-                                                  " texts cannot serve " + std::to_string(n_slots) +
+        if (d.drafter->n_slots() < n_slots) {
+            throw Error(PYFLY_STATUS_INVALID, "a drafter for " + std::to_string(d.drafter->n_slots()) +
+                                                  " requests cannot serve " + std::to_string(n_slots) +
                                                   "; open it beside this target");
         }
     }
@@ -83,7 +83,7 @@ void Drafting::expect_costs(const MeasuredCosts & costs) {
         require(rows.n >= 1, rows.us);
     }
     for (const auto & draft : costs.drafts) {
-        require(is_drafter(draft.drafter) && draft.n_texts >= 1 && draft.k >= 1, draft.us);
+        require(is_drafter(draft.drafter) && draft.n_requests >= 1 && draft.k >= 1, draft.us);
     }
     for (const auto & catch_up : costs.catch_up) {
         require(is_drafter(catch_up.drafter), catch_up.us);
@@ -114,13 +114,13 @@ void Drafting::require_rows(const RequestConfig & config) const {
 
 int32_t Drafting::n_running() const {
     return static_cast<int32_t>(
-        std::count_if(texts_.begin(), texts_.end(), [](const Text & t) { return t.is_running(); }));
+        std::count_if(requests_.begin(), requests_.end(), [](const Request & t) { return t.is_running(); }));
 }
 
 // Tokens of the prompt that a drafter which will be asked soon has to evaluate.
-size_t Drafting::n_behind(const Text & t, size_t drafter) const {
+size_t Drafting::n_behind(const Request & t, size_t drafter) const {
     const int32_t k = t.sequence.config().draft_max[drafter];
-    if (t.is_prepared || k < 1 || !target_.can_rewind()) {
+    if (t.schedule.is_prepared || k < 1 || !target_.can_rewind()) {
         return 0;
     }
     const size_t n = drafters_[drafter].drafter->n_behind(t.slot(), t.sequence.transcript().history());
@@ -129,7 +129,7 @@ size_t Drafting::n_behind(const Text & t, size_t drafter) const {
     return pays ? n : 0;
 }
 
-size_t Drafting::n_behind(const Text & t) const {
+size_t Drafting::n_behind(const Request & t) const {
     size_t n = 0;
     for (size_t d = 0; d < drafters_.size(); d++) {
         n += n_behind(t, d);
@@ -137,7 +137,7 @@ size_t Drafting::n_behind(const Text & t) const {
     return n;
 }
 
-size_t Drafting::n_reusable(const Text & t, size_t n) const {
+size_t Drafting::n_reusable(const Request & t, size_t n) const {
     const size_t n_held = n;
     for (size_t d = 0; d < drafters_.size(); d++) {
         if (t.sequence.config().draft_max[d] > 0 && target_.can_rewind()) {
@@ -153,7 +153,7 @@ void Drafting::forget(int32_t slot) {
     }
 }
 
-bool Drafting::drafts_behind_prompt(const Text & t) const {
+bool Drafting::drafts_behind_prompt(const Request & t) const {
     for (size_t d = 0; d < drafters_.size(); d++) {
         const int32_t k = t.sequence.config().draft_max[d];
         if (k > 0 && drafters_[d].drafter->reads_target() && target_.can_rewind() &&
@@ -164,8 +164,8 @@ bool Drafting::drafts_behind_prompt(const Text & t) const {
     return false;
 }
 
-// One batch of what a drafter has missed of the text. Returns how many tokens are left.
-size_t Drafting::catch_up(const Text & t, size_t drafter, size_t n_most) {
+// One batch of what a drafter has missed of the request. Returns how many tokens are left.
+size_t Drafting::catch_up(const Request & t, size_t drafter, size_t n_most) {
     Drafter & d = *drafters_[drafter].drafter;
     const std::vector<int32_t> & history = t.sequence.transcript().history();
     const int64_t n_before = static_cast<int64_t>(d.n_behind(t.slot(), history));
@@ -181,7 +181,7 @@ size_t Drafting::catch_up(const Text & t, size_t drafter, size_t n_most) {
 }
 
 // One batch of what the first drafter that is behind has missed of the prompt.
-void Drafting::prepare(Text & t, size_t n_most) {
+void Drafting::prepare(Request & t, size_t n_most) {
     int64_t us = 0;
     try {
         const Stopwatch stopwatch(us);
@@ -198,13 +198,13 @@ void Drafting::prepare(Text & t, size_t n_most) {
     t.sequence.stats().us_catch_up += us;
 }
 
-// What each text may choose from. Where something is chosen (and not just asked for in turn), free drafters are asked
-// first.
+// What each request may choose from. Where something is chosen (and not just asked for in turn), free drafters are
+// asked first.
 std::vector<Candidate> Drafting::offer(Turns & turns) {
     std::vector<std::vector<int32_t>> k_max(turns.size(), std::vector<int32_t>(drafters_.size(), 0));
     for (size_t i = 0; i < turns.size(); i++) {
-        const Text & t = *turns[i].text;
-        const int64_t limit = t.sequence.draft_limit(t.n_room);
+        const Request & t = *turns[i].request;
+        const int64_t limit = t.sequence.draft_limit(t.schedule.n_room);
         for (size_t d = 0; d < drafters_.size(); d++) {
             const int32_t k = std::min(t.sequence.config().draft_max[d], drafters_[d].drafter->draft_most());
             k_max[i][d] = static_cast<int32_t>(std::clamp<int64_t>(limit, 0, k));
@@ -218,9 +218,9 @@ std::vector<Candidate> Drafting::offer(Turns & turns) {
         std::vector<DraftRequest> requests;
         for (size_t i = 0; i < turns.size(); i++) {
             if (k_max[i][d] > 0) {
-                const Sequence & sequence = turns[i].text->sequence;
+                const Sequence & sequence = turns[i].request->sequence;
                 const GateExpression & gate = sequence.config().gate;
-                requests.push_back({turns[i].text->slot(),
+                requests.push_back({turns[i].request->slot(),
                                     &sequence.transcript().history(),
                                     k_max[i][d],
                                     &turns[i].free[d],
@@ -238,7 +238,7 @@ std::vector<Candidate> Drafting::offer(Turns & turns) {
     }
     std::vector<Candidate> candidates;
     for (size_t i = 0; i < turns.size(); i++) {
-        Text & t = *turns[i].text;
+        Request & t = *turns[i].request;
         Candidate candidate = {t.slot(), {}};
         try {
             for (size_t d = 0; d < drafters_.size() && t.sequence.is_active(); d++) {
@@ -258,15 +258,15 @@ std::vector<Candidate> Drafting::offer(Turns & turns) {
     return candidates;
 }
 
-// After the exception that is being handled. That a drafter's own cache is full says nothing of the text's context.
-void Drafting::fail(Text & t) {
+// After the exception that is being handled. That a drafter's own cache is full says nothing of the request's context.
+void Drafting::fail(Request & t) {
     t.stop(true);
     if (t.failure.status == PYFLY_STATUS_CONTEXT_FULL) {
         t.failure.status = PYFLY_STATUS_NATIVE;
     }
 }
 
-// Asks a drafter. Where that fails, every text alone, so that only the one that causes it stops.
+// Asks a drafter. Where that fails, every request alone, so that only the one that causes it stops.
 void Drafting::ask(size_t drafter, const std::vector<DraftRequest> & requests) {
     if (requests.empty()) {
         return;
@@ -286,7 +286,7 @@ void Drafting::ask(size_t drafter, const std::vector<DraftRequest> & requests) {
     } catch (const std::exception &) {
         if (requests.size() == 1) {
             requests.front().out->tokens.clear();
-            fail(texts_[static_cast<size_t>(requests.front().text)]);
+            fail(requests_[static_cast<size_t>(requests.front().slot)]);
             return;
         }
         for (const DraftRequest & request : requests) {
@@ -296,19 +296,19 @@ void Drafting::ask(size_t drafter, const std::vector<DraftRequest> & requests) {
     }
 }
 
-// Asks one drafter on behalf of the texts that chose it.
+// Asks one drafter on behalf of the requests that chose it.
 void Drafting::ask_chosen(size_t drafter, Turns & turns, const std::vector<Choice> & choices) {
     const bool is_governed = !policy_->asks_the_next();
     std::vector<DraftRequest> requests;
     std::vector<int32_t> asked;
     for (size_t i = 0; i < turns.size(); i++) {
         Turn & d = turns[i];
-        Text & t = *d.text;
+        Request & t = *d.request;
         if (choices[i].drafter != static_cast<int32_t>(drafter) || choices[i].k < 1 || !t.sequence.is_active()) {
             continue;
         }
         d.draft.drafter = choices[i].drafter;
-        t.drafted.n_asked = 0;
+        t.learning.drafted.n_asked = 0;
         if (is_governed && drafters_[drafter].drafter->is_free()) {
             d.proposal = std::move(d.free[drafter]);
             d.proposal.tokens.resize(static_cast<size_t>(choices[i].k));
@@ -322,7 +322,7 @@ void Drafting::ask_chosen(size_t drafter, Turns & turns, const std::vector<Choic
             fail(t);
             continue;
         }
-        t.drafted.n_asked = is_governed ? choices[i].k : 0;
+        t.learning.drafted.n_asked = is_governed ? choices[i].k : 0;
         const GateExpression & gate = t.sequence.config().gate;
         requests.push_back({t.slot(), &t.sequence.transcript().history(), choices[i].k, &d.proposal,
                             gate.needs_draft_rows(), t.sequence.draw_draft(),
@@ -334,7 +334,7 @@ void Drafting::ask_chosen(size_t drafter, Turns & turns, const std::vector<Choic
         const Stopwatch stopwatch(us);
         if (drafters_[drafter].drafter->can_be_measured()) {
             ask(drafter, requests);
-        } else { // the caller's own: what it raises is of one text
+        } else { // the caller's own: what it raises is of one request
             for (const DraftRequest & request : requests) {
                 ask(drafter, {request});
             }
@@ -350,7 +350,8 @@ void Drafting::ask_chosen(size_t drafter, Turns & turns, const std::vector<Choic
     }
 }
 
-// What the policy chooses. Where it only names who is asked first, a text that got nothing turns to the next drafter.
+// What the policy chooses. Where it only names who is asked first, a request that got nothing turns to the next
+// drafter.
 void Drafting::choose(Turns & turns) {
     std::vector<Candidate> candidates = offer(turns);
     bool asks_on = true;
@@ -377,24 +378,25 @@ void Drafting::choose(Turns & turns) {
         d.draft.tokens = std::move(d.proposal.tokens);
         d.draft.rows = std::move(d.proposal.rows);
         d.draft.drawn = std::move(d.proposal.drawn);
-        d.text->drafted.proposal_class = d.proposal.proposal_class;
-        d.text->drafted.confidence = std::move(d.proposal.confidence);
-        d.text->drafted.dropped = d.proposal.dropped;
-        d.text->drafted.is_from_answers = d.proposal.is_from_answers;
+        d.request->learning.drafted.proposal_class = d.proposal.proposal_class;
+        d.request->learning.drafted.confidence = std::move(d.proposal.confidence);
+        d.request->learning.drafted.dropped = d.proposal.dropped;
+        d.request->learning.drafted.is_from_answers = d.proposal.is_from_answers;
         for (size_t i = 0; i < d.free.size(); i++) {
-            d.text->outcomes.follow(static_cast<int32_t>(i), std::move(d.free[i]), d.text->sequence.transcript().n());
+            d.request->learning.outcomes.follow(static_cast<int32_t>(i), std::move(d.free[i]),
+                                                d.request->sequence.transcript().n());
         }
     }
 }
 
-std::vector<Draft> Drafting::draft(const std::vector<Text *> & texts) {
+std::vector<Draft> Drafting::draft(const std::vector<Request *> & requests) {
     Turns turns;
-    for (Text * t : texts) {
-        t->drafted = {};
+    for (Request * t : requests) {
+        t->learning.drafted = {};
         turns.push_back({t, {}, {}, {}});
     }
-    std::vector<Draft> drafts(texts.size());
-    if (drafters_.empty() || texts.empty()) {
+    std::vector<Draft> drafts(requests.size());
+    if (drafters_.empty() || requests.empty()) {
         return drafts;
     }
     int64_t us = 0;
@@ -403,7 +405,7 @@ std::vector<Draft> Drafting::draft(const std::vector<Text *> & texts) {
         choose(turns);
     }
     for (size_t i = 0; i < turns.size(); i++) {
-        texts[i]->sequence.stats().us_draft += us / static_cast<int64_t>(texts.size());
+        requests[i]->sequence.stats().us_draft += us / static_cast<int64_t>(requests.size());
         drafts[i] = std::move(turns[i].draft);
     }
     return drafts;
@@ -413,9 +415,9 @@ void Drafting::observe(const std::vector<Span> & spans) {
     for (size_t d = 0; d < drafters_.size() && target_.can_rewind(); d++) {
         std::vector<bool> wanted;
         for (const Span & span : spans) {
-            const Sequence & sequence = texts_[static_cast<size_t>(span.sequence)].sequence;
-            const std::vector<int32_t> & k = sequence.config().draft_max; // older than the drafters in a failed text
-            wanted.push_back(sequence.has_text() && d < k.size() && k[d] > 0);
+            const Sequence & sequence = requests_[static_cast<size_t>(span.sequence)].sequence;
+            const std::vector<int32_t> & k = sequence.config().draft_max; // older than the drafters in a failed request
+            wanted.push_back(sequence.has_request() && d < k.size() && k[d] > 0);
         }
         try {
             drafters_[d].drafter->observe(target_, spans, wanted);
@@ -426,7 +428,7 @@ void Drafting::observe(const std::vector<Span> & spans) {
     }
 }
 
-void Drafting::end_text(const Text & t, size_t n) {
+void Drafting::end_request(const Request & t, size_t n) {
     const std::vector<int32_t> & history = t.sequence.transcript().history();
     const std::vector<int32_t> given(history.begin(), history.begin() + static_cast<std::ptrdiff_t>(n));
     for (const BatchDrafter & d : drafters_) {
@@ -436,26 +438,26 @@ void Drafting::end_text(const Text & t, size_t n) {
 
 // The first n_right tokens of the draft were right. The target's token in place of a dropped one shows whether that
 // was right, too.
-void Drafting::learn_confidence(const Text & t, size_t n_right) {
+void Drafting::learn_confidence(const Request & t, size_t n_right) {
     const Draft & draft = t.sequence.draft();
     const std::vector<int32_t> & history = t.sequence.transcript().history();
     const size_t n = draft.tokens.size(), at = t.sequence.draft_begin() + n_right;
-    const int32_t next = n_right < n ? draft.tokens[n_right] : t.drafted.dropped;
+    const int32_t next = n_right < n ? draft.tokens[n_right] : t.learning.drafted.dropped;
     const bool is_known = next >= 0 && at < history.size(), is_right = is_known && history[at] == next;
-    policy_->observe_confidence(t.slot(), draft.drafter, t.drafted.confidence, t.drafted.n_asked,
+    policy_->observe_confidence(t.slot(), draft.drafter, t.learning.drafted.confidence, t.learning.drafted.n_asked,
                                 static_cast<int32_t>(n), n_right + (is_right ? 1 : 0), is_known && !is_right);
 }
 
-void Drafting::learn(Text & t) {
+void Drafting::learn(Request & t) {
     const std::vector<int32_t> & history = t.sequence.transcript().history();
     const Draft & draft = t.sequence.draft();
-    const size_t n_right =
-        t.outcomes.learn(*policy_, t.slot(), draft.drafter, t.drafted.proposal_class, draft.tokens, t.drafted.n_asked,
-                         t.sequence.draft_begin(), history, vocabulary_.is_eog(history.back()));
-    if (!t.drafted.confidence.empty()) {
+    const size_t n_right = t.learning.outcomes.learn(
+        *policy_, t.slot(), draft.drafter, t.learning.drafted.proposal_class, draft.tokens, t.learning.drafted.n_asked,
+        t.sequence.draft_begin(), history, vocabulary_.is_eog(history.back()));
+    if (!t.learning.drafted.confidence.empty()) {
         learn_confidence(t, n_right);
     }
-    t.sequence.stats().accepted_from_answers += t.drafted.is_from_answers ? static_cast<int64_t>(n_right) : 0;
+    t.sequence.stats().accepted_from_answers += t.learning.drafted.is_from_answers ? static_cast<int64_t>(n_right) : 0;
 }
 
 } // namespace pyfly

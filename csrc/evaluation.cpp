@@ -11,14 +11,14 @@ namespace {
 
 // Rows of a round and none of a prompt.
 bool is_all_round(const Plan & plan) {
-    const Sequence & sequence = plan.text->sequence;
+    const Sequence & sequence = plan.request->sequence;
     return plan.span.first_row == 0 && !(sequence.config().all_rows && sequence.n_rounds() == 0);
 }
 
-// Nothing but rounds, of texts that are evaluated together: their time says what such a batch costs.
+// Nothing but rounds, of requests that are evaluated together: their time says what such a batch costs.
 bool are_rounds(const Plans & plans) {
     return !plans.empty() && std::all_of(plans.begin(), plans.end(), [](const Plan & plan) {
-        return is_all_round(plan) && plan.text->is_running() && !plan.text->is_suspect;
+        return is_all_round(plan) && plan.request->is_running() && !plan.request->schedule.is_suspect;
     });
 }
 
@@ -61,7 +61,8 @@ void Evaluation::run(const Plans & plans) {
         n = 0;
     };
     for (const Plan & plan : plans) {
-        const bool is_alone = plan.text->is_suspect || (!part.empty() && part.back().text->is_suspect);
+        const bool is_alone =
+            plan.request->schedule.is_suspect || (!part.empty() && part.back().request->schedule.is_suspect);
         const size_t place = (2 * n_before + plan.span.n) * n_parts / (2 * n_rows); // of its middle
         const bool is_full = n + plan.span.n > static_cast<size_t>(target_.n_batch());
         if (!part.empty() && (is_alone || is_full || place != last)) {
@@ -89,7 +90,7 @@ std::optional<int64_t> Evaluation::attempt(const Plans & planned) {
     Plans plans;
     std::vector<Span> spans;
     for (const Plan & plan : planned) {
-        if (plan.text->is_running()) { // it may have had to make room since
+        if (plan.request->is_running()) { // it may have had to make room since
             plans.push_back(plan);
             spans.push_back(plan.span);
         }
@@ -112,21 +113,21 @@ std::optional<int64_t> Evaluation::attempt(const Plans & planned) {
 // After the exception that is being handled.
 void Evaluation::try_again(const Plans & plans) {
     for (const Plan & plan : plans) {
-        plan.text->sequence.memory().failed();
+        plan.request->sequence.memory().failed();
     }
     const bool has_room = current_failure().status == PYFLY_STATUS_CONTEXT_FULL && make_room();
     if (plans.size() == 1 && !has_room) {
-        plans.front().text->stop(false);
+        plans.front().request->stop(false);
         return;
     }
     Plans rest;
     for (const Plan & plan : plans) {
-        if (!plan.text->is_running()) {
+        if (!plan.request->is_running()) {
             continue;
         }
-        if (plan.text->sequence.memory().n() < plan.span.n_past) { // what it had is lost: another time
-            plan.text->is_suspect = plan.text->is_suspect || !has_room;
-            plan.text->sequence.postpone();
+        if (plan.request->sequence.memory().n() < plan.span.n_past) { // what it had is lost: another time
+            plan.request->schedule.is_suspect = plan.request->schedule.is_suspect || !has_room;
+            plan.request->sequence.postpone();
         } else {
             rest.push_back(plan);
         }
@@ -139,12 +140,12 @@ void Evaluation::try_again(const Plans & plans) {
 void Evaluation::take(const Plans & plans, int64_t us) {
     const int64_t n_rows = static_cast<int64_t>(rows_of(plans));
     for (size_t i = 0; i < plans.size(); i++) {
-        Text & t = *plans[i].text;
+        Request & t = *plans[i].request;
         const int32_t n_rounds = t.sequence.n_rounds();
         try {
             t.sequence.take(i, us * static_cast<int64_t>(plans[i].span.n) / n_rows);
             if (t.sequence.n_rounds() > n_rounds) {
-                t.is_suspect = false; // not before: what made its batch fail may be the row of a round
+                t.schedule.is_suspect = false; // not before: what made its batch fail may be the row of a round
                 t.had_round();
                 drafting_.learn(t);
             }
@@ -155,15 +156,16 @@ void Evaluation::take(const Plans & plans, int64_t us) {
 }
 
 bool Evaluation::make_room() {
-    Text * idle = nullptr;
-    Text * youngest = nullptr;
+    Request * idle = nullptr;
+    Request * youngest = nullptr;
     size_t n_running = 0;
-    for (Text & t : texts_) {
+    for (Request & t : requests_) {
         if (!t.is_running()) { // also one that waits may hold something: it was parked
-            idle = t.sequence.memory().n() > 0 && (idle == nullptr || t.used < idle->used) ? &t : idle;
+            idle =
+                t.sequence.memory().n() > 0 && (idle == nullptr || t.schedule.used < idle->schedule.used) ? &t : idle;
         } else {
             n_running++;
-            youngest = youngest == nullptr || t.order > youngest->order ? &t : youngest;
+            youngest = youngest == nullptr || t.schedule.order > youngest->schedule.order ? &t : youngest;
         }
     }
     if (idle != nullptr) {

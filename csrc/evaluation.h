@@ -1,5 +1,5 @@
-// Evaluating what several texts planned: as few batches of the target as it takes. A full cache and a batch that fails
-// are dealt with here, so that no text suffers from another. No llama.h.
+// Evaluating what several requests planned: as few batches of the target as it takes. A full cache and a batch that
+// fails are dealt with here, so that no request suffers from another. No llama.h.
 #pragma once
 
 #include <optional>
@@ -8,36 +8,36 @@
 #include "drafting.h"
 #include "policy/parts.h"
 #include "policy/prompt_chunks.h"
-#include "text.h"
+#include "request.h"
 
 namespace pyfly {
 
-// What a text wants evaluated in a step.
+// What a request wants evaluated in a step.
 struct Plan {
-    Text * text;
+    Request * request;
     Span span;
 };
 using Plans = std::vector<Plan>;
 
 class Evaluation {
   public:
-    // All borrowed; a text for each of the target's sequences.
-    Evaluation(Model & target, std::vector<Text> & texts, Drafting & drafting, PromptChunks & chunks)
-        : target_(target), texts_(texts), drafting_(drafting), chunks_(chunks) {}
+    // All borrowed; a request for each of the target's sequences.
+    Evaluation(Model & target, std::vector<Request> & requests, Drafting & drafting, PromptChunks & chunks)
+        : target_(target), requests_(requests), drafting_(drafting), chunks_(chunks) {}
 
     // Evaluates spans in one batch and shows them to the drafters; throws Error.
     void evaluate(const std::vector<Span> & spans);
 
-    // Evaluates the plans of running texts, in this order; each text takes what came of its own. Many rounds may go in
-    // several batches, see policy/parts.h.
+    // Evaluates the plans of running requests, in this order; each request takes what came of its own. Many rounds may
+    // go in several batches, see policy/parts.h.
     //
     // Where there is no room for all, make_room() makes some. A batch that fails otherwise is tried again in halves, so
-    // that only the text stops that cannot be evaluated alone; where trying again has to wait for a later step, because
-    // a recurrent memory was lost, the texts of that batch are evaluated alone until then.
+    // that only the request stops that cannot be evaluated alone; where trying again has to wait for a later step,
+    // because a recurrent memory was lost, the requests of that batch are evaluated alone until then.
     void run(const Plans & plans);
 
-    // The target's cache is full: drops what an ended text left, the one that was used longest ago, or else lets the
-    // youngest text wait, perhaps the one that asks. False, and nothing changed, if only one text runs.
+    // The target's cache is full: drops what an ended request left, the one that was used longest ago, or else lets the
+    // youngest request wait, perhaps the one that asks. False, and nothing changed, if only one request runs.
     bool make_room();
 
   private:
@@ -46,7 +46,7 @@ class Evaluation {
     void take(const Plans & plans, int64_t us);
 
     Model & target_;
-    std::vector<Text> & texts_;
+    std::vector<Request> & requests_;
     Drafting & drafting_;
     PromptChunks & chunks_;
     BatchParts parts_;

@@ -211,7 +211,7 @@ pyfly_reason Judge::judge_mismatch(const Draft & draft, size_t i, bool is_safe, 
     return record.margin < impossible_margin ? PYFLY_REASON_LOOSE : PYFLY_REASON_SAFETY;
 }
 
-// A round ends with the target's choice; so may the text, with which no window stays open.
+// A round ends with the target's choice; so may the request, with which no window stays open.
 Window::Outcome Judge::end_round(int32_t choice) {
     return vocabulary_->is_eog(choice) ? window_.give_up() : window_.end_of_round();
 }

@@ -15,7 +15,7 @@
 
 namespace pyfly {
 
-// What one round drafted for a text.
+// What one round drafted for a request.
 struct Draft {
     int32_t drafter = -1; // index, -1: none
     std::vector<int32_t> tokens;
@@ -70,7 +70,7 @@ class Judge {
     // Whether the sampler has to keep the row as gates see it (make_sampler).
     static bool keeps_shaped_rows(const GateExpression & gate, bool measures) { return measures || !gate.is_exact(); }
 
-    // The sampler moves on to the next text, and so do the random numbers.
+    // The sampler moves on to the next request, and so do the random numbers.
     std::unique_ptr<Sampler> take_sampler() { return std::move(sampler_); }
     const Random & random() const { return settled_; }
 

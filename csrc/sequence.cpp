@@ -20,7 +20,7 @@ constexpr size_t n_behind_messages = 32; // else: tokens that may begin an answe
 } // namespace
 
 // Throws unless the target can go on from these tokens.
-void Sequence::require_text(const std::vector<int32_t> & history) const {
+void Sequence::require_request(const std::vector<int32_t> & history) const {
     if (history.size() > static_cast<size_t>(target_->n_ctx())) {
         throw Error(PYFLY_STATUS_CONTEXT_FULL, "the prompt has " + std::to_string(history.size()) +
                                                    " tokens and the context holds " + std::to_string(target_->n_ctx()) +
@@ -46,7 +46,7 @@ void Sequence::begin(RequestConfig config, std::vector<int32_t> history, std::op
     if (history.empty() || (n_evaluated && *n_evaluated >= history.size())) {
         throw Error(PYFLY_STATUS_INVALID, "a sequence needs at least one token that is not evaluated yet");
     }
-    require_text(history);
+    require_request(history);
     auto judge = std::make_unique<Judge>(*vocabulary_, config.gate, config.window, config.trace, answer_begin,
                                          std::move(sampler), random); // throws
     is_active_ = false;
@@ -66,7 +66,7 @@ void Sequence::begin(RequestConfig config, std::vector<int32_t> history, std::op
     planned_ = Planned::nothing;
     prompt_row_begin_ = prompt_row_end_ = 0;
     round_ = 0;
-    is_active_ = has_text_ = true;
+    is_active_ = has_request_ = true;
     is_broken_ = false;
 }
 
@@ -81,7 +81,7 @@ void Sequence::resume(size_t n_keep, const int32_t * tokens, size_t n_tokens) {
     const std::vector<int32_t> & old = transcript_.history();
     std::vector<int32_t> history(old.begin(), old.begin() + static_cast<std::ptrdiff_t>(n_keep));
     history.insert(history.end(), tokens, tokens + n_tokens);
-    require_text(history);
+    require_request(history);
     uncount(n_keep);
     std::unique_ptr<Sampler> then = transcript_.take_sampler(static_cast<size_t>(record - records.begin()));
     begin(config_, std::move(history), std::min(n_keep - 1, memory_.n()), judge_->answer_begin(),
@@ -112,7 +112,7 @@ int64_t Sequence::draft_max() const {
     return n;
 }
 
-// Evaluates the text up to position n, alone, no rows wanted.
+// Evaluates the history up to position n, alone, no rows wanted.
 void Sequence::catch_up(size_t n) {
     while (memory_.n() < n) {
         const size_t n_batch = std::min(n - memory_.n(), static_cast<size_t>(target_->n_batch()));
@@ -134,7 +134,7 @@ void Sequence::checkpoint(bool is_kept) {
     stats_.checkpoints += memory_.checkpoint(is_kept) && is_new ? 1 : 0;
 }
 
-// Where the next text of whoever asks may part from this one: where this one has parted from the last, of which
+// Where the next request of whoever asks may part from this one: where this one has parted from the last, of which
 // n_alike tokens were held (what is common to many requests), and where its last message ends. What stands behind that
 // begins the answer, and a template that leaves out earlier thoughts writes it differently in the next turn.
 void Sequence::choose_kept(size_t n_alike) {
@@ -318,7 +318,7 @@ void Sequence::fail(bool has_evaluated) {
     is_active_ = false;
     is_broken_ = !has_evaluated;
     if (planned_ == Planned::round) {
-        // The text ends here, but the target's memory stays a true prefix of it.
+        // The request ends here, but the target's memory stays a true prefix of it.
         transcript_.abandon(n_before_);
         memory_.truncate(n_before_ - 1);
     }
@@ -344,7 +344,7 @@ void Sequence::keep(size_t n) {
 }
 
 void Sequence::park(size_t n_keep) {
-    if (has_text_) {
+    if (has_request_) {
         prompt_row_begin_ = prompt_row_end_ = 0;
         keep(n_keep);
     }
@@ -356,13 +356,13 @@ void Sequence::end(size_t n_keep) {
     judge_.reset(); // its sampler may hold callbacks that live no longer than the request
     transcript_.end();
     prompt_row_begin_ = prompt_row_end_ = 0;
-    if (!has_text_) {
+    if (!has_request_) {
         return;
     }
     if (n_keep != everything) {
         uncount(n_keep + 1); // the caller has the token behind what is kept
     }
-    try { // drafters see what is evaluated of a text
+    try { // drafters see what is evaluated of a request
         if (n_keep == everything) {
             memory_.truncate(n_committed);
             memory_.settle();
@@ -370,10 +370,10 @@ void Sequence::end(size_t n_keep) {
             keep(n_keep);
         }
     } catch (...) {
-        has_text_ = false;
+        has_request_ = false;
         throw;
     }
-    has_text_ = false;
+    has_request_ = false;
 }
 
 } // namespace pyfly

@@ -1,4 +1,5 @@
-// One text on the target: it says what to evaluate next and takes what came of it. batch.h merges several. No llama.h.
+// One request on the target: it says what to evaluate next and takes what came of it. batch.h merges several. No
+// llama.h.
 #pragma once
 
 #include <functional>
@@ -12,7 +13,7 @@
 
 namespace pyfly {
 
-// How a text is decoded.
+// How a request is decoded.
 struct RequestConfig {
     GateExpression gate;
     pyfly_window_config window;
@@ -37,8 +38,8 @@ class Sequence {
     Sequence(Model & target, const Vocabulary & vocabulary, int32_t slot, Evaluate evaluate)
         : target_(&target), vocabulary_(&vocabulary), memory_(target, slot), evaluate_(std::move(evaluate)) {}
 
-    // A text begins, and its answer behind it. n_evaluated: how many of its tokens the target's memory holds, what lies
-    // behind them goes; without it, as many as it is known to hold. An error changes nothing, unless the target's
+    // A request begins, and its answer behind it. n_evaluated: how many of its tokens the target's memory holds, what
+    // lies behind them goes; without it, as many as it is known to hold. An error changes nothing, unless the target's
     // memory could not be cut.
     void begin(RequestConfig config, std::vector<int32_t> history, std::optional<size_t> n_evaluated,
                std::unique_ptr<Sampler> sampler);
@@ -50,13 +51,13 @@ class Sequence {
     // The target's memory holds the first n_keep positions now, for others to look at between two rounds.
     void park(size_t n_keep);
 
-    // The text ends and the memory holds its first n_keep positions; what it does not hold of them is evaluated, unless
-    // that has just failed. everything: what it holds of the committed tokens stays, nothing is evaluated.
+    // The request ends and the memory holds its first n_keep positions; what it does not hold of them is evaluated,
+    // unless that has just failed. everything: what it holds of the committed tokens stays, nothing is evaluated.
     static constexpr size_t everything = SIZE_MAX;
     void end(size_t n_keep);
 
-    bool has_text() const { return has_text_; }   // from begin() to end(), also after an error
-    bool is_active() const { return is_active_; } // rounds may follow
+    bool has_request() const { return has_request_; } // from begin() to end(), also after an error
+    bool is_active() const { return is_active_; }     // rounds may follow
 
     // ---- One step, in this order: what is planned is evaluated and then taken, postponed or failed -----------------
 
@@ -76,11 +77,11 @@ class Sequence {
     // were taken back; there may be a draft behind the target's own choice, and tokens to evaluate before it.
     bool be_silent();
 
-    // Of a text whose prompt is being evaluated: another one has its first n tokens, too. Where the target is limited,
-    // the state behind them is kept for it, if they are worth it. Returns whether it is worth waiting for.
+    // Of a request whose prompt is being evaluated: another one has its first n tokens, too. Where the target is
+    // limited, the state behind them is kept for it, if they are worth it. Returns whether it is worth waiting for.
     bool keep_at(size_t n);
 
-    // A draft for a round begins: how it is drawn; empty: the most probable tokens are drafted. Valid until the text
+    // A draft for a round begins: how it is drawn; empty: the most probable tokens are drafted. Valid until the request
     // ends.
     DrawDraft draw_draft();
 
@@ -113,7 +114,7 @@ class Sequence {
                int64_t answer_begin, std::unique_ptr<Sampler> sampler, Random random);
     bool is_limited() const { return target_->is_limited(); }
     int64_t draft_max() const;
-    void require_text(const std::vector<int32_t> & history) const;
+    void require_request(const std::vector<int32_t> & history) const;
     void count_evaluated(size_t n) { (round_ == 0 ? stats_.prefilled : stats_.replayed) += static_cast<int64_t>(n); }
     void uncount(size_t n);
     void catch_up(size_t n);
@@ -132,7 +133,7 @@ class Sequence {
     Transcript transcript_;
     std::unique_ptr<Judge> judge_;
     bool is_active_ = false;
-    bool has_text_ = false;
+    bool has_request_ = false;
     bool is_broken_ = false; // evaluating failed
     int32_t round_ = 0;
 

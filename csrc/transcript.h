@@ -1,5 +1,5 @@
-// The tokens of one text: committed ones, then provisional ones whose windows are open; their records; rolling back and
-// committing. No llama.h.
+// The tokens of one request: committed ones, then provisional ones whose windows are open; their records; rolling back
+// and committing. No llama.h.
 #pragma once
 
 #include <memory>
@@ -18,7 +18,7 @@ class Transcript {
         bool rows, samplers;
     };
 
-    // A text of n_vocab tokens begins with these.
+    // A request of n_vocab tokens begins with these.
     void begin(std::vector<int32_t> history, size_t n_vocab, Keeps keeps);
 
     // A round begins: the records of the last one go.
@@ -55,7 +55,7 @@ class Transcript {
     // counted any more.
     void uncount(int64_t end, pyfly_stats & stats) const;
 
-    // The text ends: provisional tokens are not given out any more, samplers may go.
+    // The request ends: provisional tokens are not given out any more, samplers may go.
     void end();
 
     const std::vector<int32_t> & history() const { return history_; }

@@ -11,7 +11,7 @@ class CallbackDrafter : public Drafter {
     // n_vocab: width of the rows that it gives, 0: none. Throws Error(PYFLY_STATUS_INVALID) without a callback.
     CallbackDrafter(pyfly_draft_callback draft, void * user, int32_t n_vocab);
 
-    int32_t n_texts() const override { return INT32_MAX; } // it sees a whole history each time
+    int32_t n_slots() const override { return INT32_MAX; } // it sees a whole history each time
 
     bool can_be_measured() const override { return false; } // nobody knows what else it does
 

@@ -68,7 +68,7 @@ void CrossVocabulary::propose(const std::vector<DraftRequest> & requests) {
     std::vector<Job> jobs;
     std::vector<Job *> active;
     for (const DraftRequest & request : requests) {
-        const Translation & translation = sync(request.text, *request.history);
+        const Translation & translation = sync(request.slot, *request.history);
         jobs.push_back(
             {request, translation.tail(), translation.ratio(), translation.tokens(), translation.tokens().size()});
     }
@@ -81,7 +81,7 @@ void CrossVocabulary::propose(const std::vector<DraftRequest> & requests) {
         std::vector<DraftRequest> asked;
         for (Job * job : active) {
             job->made = {};
-            asked.push_back({job->request.text, &job->history, static_cast<int32_t>(n_more(*job)), &job->made});
+            asked.push_back({job->request.slot, &job->history, static_cast<int32_t>(n_more(*job)), &job->made});
             if (job->request.stop) {
                 asked.back().stop = [job](double p) {
                     const DraftStep step = job->request.stop(p);

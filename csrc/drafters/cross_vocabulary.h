@@ -26,7 +26,7 @@ class CrossVocabulary : public Drafter {
     CrossVocabulary(std::unique_ptr<Tokenizer> target, std::unique_ptr<Tokenizer> draft,
                     std::unique_ptr<Drafter> inner);
 
-    int32_t n_texts() const override { return inner_->n_texts(); }
+    int32_t n_slots() const override { return inner_->n_slots(); }
     size_t prepare(int32_t text, const std::vector<int32_t> & history, size_t n_most) override;
     size_t n_behind(int32_t text, const std::vector<int32_t> & history) const override;
     void forget(int32_t text) override { inner_->forget(text); }

@@ -139,7 +139,7 @@ void DraftModel::propose(const std::vector<DraftRequest> & requests) {
         const size_t n_max = std::min(static_cast<size_t>(request.n_max), n_ctx_of_all_ / 4);
         // The last is not evaluated.
         jobs.push_back(
-            {request.text, *request.history, n_max - 1, request.out, request.wants_rows, request.draw, request.stop});
+            {request.slot, *request.history, n_max - 1, request.out, request.wants_rows, request.draw, request.stop});
     }
     until_none_is_left([&] { return catch_up(jobs); });
     try {

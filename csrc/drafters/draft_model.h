@@ -25,7 +25,7 @@ class DraftModel : public Drafter {
 
     const llama_vocab * vocabulary() const { return llama_model_get_vocab(model_.get()); }
 
-    int32_t n_texts() const override { return memories_.n(); }
+    int32_t n_slots() const override { return memories_.n(); }
     size_t prepare(int32_t text, const std::vector<int32_t> & history, size_t n_most) override;
     size_t n_behind(int32_t text, const std::vector<int32_t> & history) const override;
     void forget(int32_t text) override { memories_.clear(text); }

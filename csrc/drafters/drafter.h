@@ -35,7 +35,7 @@ struct Proposal {
 
 // Asks for a proposal of at most n_max tokens to follow `history` (not empty).
 struct DraftRequest {
-    int32_t text; // whose it is: 0 <= text < n_texts of the drafter
+    int32_t slot; // of the request: 0 <= slot < n_slots of the drafter
     const std::vector<int32_t> * history;
     int32_t n_max;  // >= 1
     Proposal * out; // empty on entry
@@ -52,15 +52,16 @@ struct DraftRequest {
     int32_t owner = 0;           // pyfly_request.owner
 };
 
-// A drafter holds its weights once and, for each of n_texts texts, what it has seen of it. It is always shown a text's
-// whole history and compares it with what it has seen, so that nothing it holds can go stale: a rollback, another text
-// in the same place or a caller that stops midway need no notice. stretch.h has the rule for what it keeps.
+// A drafter holds its weights once and, for each of n_slots requests, what it has seen of it. It is always shown a
+// text's whole history and compares it with what it has seen, so that nothing it holds can go stale: a rollback,
+// another text in the same place or a caller that stops midway need no notice. stretch.h has the rule for what it
+// keeps.
 class Drafter {
   public:
     virtual ~Drafter() = default;
 
-    // Texts it can follow at the same time.
-    virtual int32_t n_texts() const { return 1; }
+    // Requests it can follow at the same time.
+    virtual int32_t n_slots() const { return 1; }
 
     // Most tokens that it proposes, whatever it is asked for.
     virtual int32_t draft_most() const { return INT32_MAX; }

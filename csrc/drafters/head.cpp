@@ -194,12 +194,12 @@ void HeadDrafter::propose(const std::vector<DraftRequest> & requests) {
     std::vector<int32_t> texts;
     size_t n_new = 0;
     for (const DraftRequest & request : requests) {
-        if (sync(request.text, *request.history)) {
+        if (sync(request.slot, *request.history)) {
             const int32_t n_max = std::min(request.n_max, draft_most());
-            jobs.push_back({request.text, *request.history, request.out, static_cast<size_t>(n_max), request.wants_rows,
+            jobs.push_back({request.slot, *request.history, request.out, static_cast<size_t>(n_max), request.wants_rows,
                             request.draw, request.stop});
-            texts.push_back(request.text);
-            n_new += jobs.back().last() - next_entry(request.text);
+            texts.push_back(request.slot);
+            n_new += jobs.back().last() - next_entry(request.slot);
         }
     }
     if (jobs.empty()) {

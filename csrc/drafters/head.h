@@ -22,7 +22,7 @@ namespace pyfly {
 // middle of a text, or its cache had no room for all texts) begins behind that.
 class HeadDrafter : public Drafter {
   public:
-    int32_t n_texts() const override { return memories_.n(); }
+    int32_t n_slots() const override { return memories_.n(); }
     void observe(Model & target, const std::vector<Span> & spans, const std::vector<bool> & wanted) override;
     void propose(const std::vector<DraftRequest> & requests) override;
     bool has_rows() const override { return true; }

@@ -79,7 +79,7 @@ NgramIndex & PromptLookup::follow(int32_t text, const std::vector<int32_t> & his
 
 void PromptLookup::propose(const DraftRequest & request) {
     const std::vector<int32_t> & history = *request.history;
-    const NgramIndex * index = &follow(request.text, history);
+    const NgramIndex * index = &follow(request.slot, history);
     NgramIndex::Match match =
         index->find(history.data(), history.size(), static_cast<pyfly_lookup_match>(config_.match));
     int32_t proposal_class = std::min(match.n, 4) - 1;

@@ -33,7 +33,7 @@ class PromptLookup : public Drafter {
     PromptLookup(const Config & config, const Vocabulary * vocabulary, const std::vector<int32_t> & texts,
                  const std::vector<int32_t> & answers);
 
-    int32_t n_texts() const override { return INT32_MAX; }
+    int32_t n_slots() const override { return INT32_MAX; }
 
     // Classes go by where an occurrence is, in the text (0..3) or elsewhere (4..7), and by its length: the longer, the
     // surer.

@@ -11,7 +11,7 @@ class RowDrafter : public Drafter {
     // Rows of n_vocab logits. Throws Error(PYFLY_STATUS_INVALID) without a callback, or without a vocabulary.
     RowDrafter(pyfly_row_callback row, void * user, int32_t n_vocab);
 
-    int32_t n_texts() const override { return INT32_MAX; }  // it sees a whole history each time
+    int32_t n_slots() const override { return INT32_MAX; }  // it sees a whole history each time
     bool can_be_measured() const override { return false; } // nobody knows what else it does
     bool has_rows() const override { return true; }
     bool draws() const override { return true; }

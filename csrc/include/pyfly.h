@@ -473,8 +473,8 @@ int64_t pyfly_drafter_n_evaluated(const pyfly_drafter * drafter);
 
 /* ---- Batch ------------------------------------------------------------------------------------------------------- */
 
-/* Several texts on one target: prefill, rounds, rollback and counters. A text runs in a slot, 0 <= slot <
- * pyfly_target_n_sequences; what is left there when it has ended serves the next text that begins alike. */
+/* Several requests on one target: prefill, rounds, rollback and counters. A request runs in a slot, 0 <= slot <
+ * pyfly_target_n_sequences; what is left there when it has ended serves the next request that begins alike. */
 typedef struct pyfly_batch pyfly_batch;
 
 /* How a committed token came. */
@@ -513,7 +513,7 @@ typedef struct pyfly_stats {
     int64_t committed;       /* tokens given to the caller for good (see pyfly_batch_end) */
     int64_t matched;         /* of these: drafted and the target's choice */
     int64_t loose_accepted;  /* of these: loose accepts */
-    int64_t beginnings;      /* first rounds: of a text, and of what follows tokens that the caller put behind it */
+    int64_t beginnings;      /* first rounds: of a request, and of what follows tokens that the caller put behind it */
     int64_t committed_first; /* committed tokens of first rounds, whose batches are in us_prefill */
     int64_t rejected_gate;   /* mismatches rejected, by reason */
     int64_t rejected_window;
@@ -542,7 +542,8 @@ typedef struct pyfly_stats {
 
 typedef struct pyfly_batch_config {
     int32_t adaptive; /* 1: the governor chooses drafter and draft length; 0: the first drafter that proposes */
-    int32_t n_chunk;  /* most prompt tokens in a step while other texts are in the middle of theirs, >= 1; 0: n_batch */
+    int32_t
+        n_chunk; /* most prompt tokens in a step while other requests are in the middle of theirs, >= 1; 0: n_batch */
     int64_t us_chunk; /* microseconds by which these may lengthen such a step, as measured: chunks are shorter then, 8
                          tokens at least, or n_chunk; 0: no limit */
 } pyfly_batch_config;
@@ -556,7 +557,7 @@ typedef struct pyfly_batch_drafter {
 pyfly_status pyfly_batch_new(pyfly_target * target, pyfly_batch ** out, pyfly_error * error);
 void pyfly_batch_free(pyfly_batch * batch);
 
-/* Sets what texts draft with; not while one runs. n_drafters <= PYFLY_MAX_DRAFTERS, the cheapest first. An error
+/* Sets what requests draft with; not while one runs. n_drafters <= PYFLY_MAX_DRAFTERS, the cheapest first. An error
  * changes nothing. What the governor has learned is kept as long as the drafters stay the same. */
 pyfly_status pyfly_batch_configure(pyfly_batch * batch, const pyfly_batch_config * config,
                                    const pyfly_batch_drafter * drafters, size_t n_drafters, pyfly_error * error);
@@ -571,9 +572,9 @@ typedef struct pyfly_cost_rows {
 
 /* One draft. */
 typedef struct pyfly_cost_draft {
-    int32_t drafter; /* index */
-    int32_t n_texts; /* texts that were drafted for together, >= 1 */
-    int32_t k;       /* tokens for each, >= 1 */
+    int32_t drafter;    /* index */
+    int32_t n_requests; /* requests that were drafted for together, >= 1 */
+    int32_t k;          /* tokens for each, >= 1 */
     double us;
 } pyfly_cost_draft;
 
@@ -589,7 +590,7 @@ typedef struct pyfly_costs {
 } pyfly_costs;
 
 /* Measures, on made-up tokens: batches of the target, and the drafts of the drafters that were configured, except free
- * ones and the caller's own. Takes as long as a few dozen tokens. Not while a text runs. What the slots hold is
+ * ones and the caller's own. Takes as long as a few dozen tokens. Not while a request runs. What the slots hold is
  * dropped, also by an error; the counters stay as they are. Nothing is measured (n_rows 0) where the target cannot
  * rewind. */
 pyfly_status pyfly_batch_measure(pyfly_batch * batch, pyfly_costs * out, pyfly_error * error);
@@ -608,7 +609,7 @@ typedef struct pyfly_request {
     int64_t n_evaluated;     /* how many of its tokens the target's memory holds, < n_history: everything behind them is
                                 forgotten; -1: as many as the batch knows of */
     void * sampler_chain;    /* a llama_sampler chain, copied; NULL: the argmax. Samplers in it that Python wrote must
-                                live until the text ends or another begins in its slot */
+                                live until the request ends or another begins in its slot */
     const pyfly_gate_node * gate; /* copied */
     size_t n_gate;
     pyfly_window_config window;
@@ -622,13 +623,13 @@ typedef struct pyfly_request {
                       their answers */
 } pyfly_request;
 
-/* A text begins in a slot; one that runs there is forgotten. An error changes nothing, unless the target's memory could
- * not be cut. */
+/* A request begins in a slot; one that runs there is forgotten. An error changes nothing, unless the target's memory
+ * could not be cut. */
 pyfly_status pyfly_batch_begin(pyfly_batch * batch, int32_t slot, const pyfly_request * request, pyfly_error * error);
 
-/* The text goes on behind its first n_keep tokens with tokens[n] of the caller: n_keep - 1 is the position of a token
- * that its last round committed. What the round committed behind it is forgotten, and the sampler is as it was just
- * after that token: its random numbers, penalties and grammar go on from there, without the caller's tokens. Needs
+/* The request goes on behind its first n_keep tokens with tokens[n] of the caller: n_keep - 1 is the position of a
+ * token that its last round committed. What the round committed behind it is forgotten, and the sampler is as it was
+ * just after that token: its random numbers, penalties and grammar go on from there, without the caller's tokens. Needs
  * `resumable`. An error changes nothing, but for pyfly_batch_begin's exception: INVALID for another n_keep or a token
  * outside the vocabulary, CONTEXT_FULL if the tokens do not fit. */
 pyfly_status pyfly_batch_resume(pyfly_batch * batch, int32_t slot, size_t n_keep, const int32_t * tokens,
@@ -639,33 +640,34 @@ pyfly_status pyfly_batch_resume(pyfly_batch * batch, int32_t slot, size_t n_keep
  * committed counts down from it. */
 pyfly_status pyfly_batch_want(pyfly_batch * batch, int32_t slot, int32_t n_room, pyfly_error * error);
 
-/* *n_left receives how many tokens the target or a drafter has to evaluate before the text's next round; 0: the next
- * step is one, unless other texts make it wait. INVALID where no text runs. */
+/* *n_left receives how many tokens the target or a drafter has to evaluate before the request's next round; 0: the next
+ * step is one, unless other requests make it wait. INVALID where no request runs. */
 pyfly_status pyfly_batch_n_left(const pyfly_batch * batch, int32_t slot, size_t * n_left, pyfly_error * error);
 
-/* What a step did for a running text. */
+/* What a step did for a running request. */
 typedef struct pyfly_progress {
     int32_t slot;
-    int32_t status;     /* pyfly_status. CONTEXT_FULL: its context has no room for another token. Not OK: the text has
-                           stopped, only pyfly_batch_end may follow, and pyfly_batch_failure says why */
-    int32_t is_waiting; /* 1: the cache has no room for it beside older texts; it goes on when one of them has ended */
-    int32_t is_round;   /* 1: it had a round, 0: a chunk of its prompt, or nothing */
-    size_t n_records;   /* tokens it committed; 0 is possible while it has a prompt or an open window */
+    int32_t status; /* pyfly_status. CONTEXT_FULL: its context has no room for another token. Not OK: the request has
+                       stopped, only pyfly_batch_end may follow, and pyfly_batch_failure says why */
+    int32_t
+        is_waiting;   /* 1: the cache has no room for it beside older requests; it goes on when one of them has ended */
+    int32_t is_round; /* 1: it had a round, 0: a chunk of its prompt, or nothing */
+    size_t n_records; /* tokens it committed; 0 is possible while it has a prompt or an open window */
 } pyfly_progress;
 
-/* One step: every running text goes on with a chunk of its prompt or with a round (draft, verify, commit), evaluated
- * together. progress[n_slots] receives what came of the *n_progress texts that ran, the oldest first. A window that
- * is open when the context is full is rejected. Fails only where no text runs. */
+/* One step: every running request goes on with a chunk of its prompt or with a round (draft, verify, commit), evaluated
+ * together. progress[n_slots] receives what came of the *n_progress requests that ran, the oldest first. A window that
+ * is open when the context is full is rejected. Fails only where no request runs. */
 pyfly_status pyfly_batch_step(pyfly_batch * batch, pyfly_progress * progress, size_t * n_progress, pyfly_error * error);
 
-/* Why a text stopped in the last step: its status, and the sentence to `error`. */
+/* Why a request stopped in the last step: its status, and the sentence to `error`. */
 pyfly_status pyfly_batch_failure(const pyfly_batch * batch, int32_t slot, pyfly_error * error);
 
-/* Raw logits row [n_vocab] that follows prompt token `position`, if the last step evaluated it for a text with
+/* Raw logits row [n_vocab] that follows prompt token `position`, if the last step evaluated it for a request with
  * all_rows; else NULL. Valid until the next call on the batch. */
 const float * pyfly_batch_prompt_row(const pyfly_batch * batch, int32_t slot, int32_t position);
 
-/* The records of the text's last step and the rejected drafts they point to. Valid until the next call. */
+/* The records of the request's last step and the rejected drafts they point to. Valid until the next call. */
 const pyfly_record * pyfly_batch_records(const pyfly_batch * batch, int32_t slot, size_t * n_records);
 const int32_t * pyfly_batch_rejected(const pyfly_batch * batch, int32_t slot);
 
@@ -680,12 +682,12 @@ size_t pyfly_batch_n_kept(pyfly_batch * batch, int32_t slot, const int32_t * tok
  * the slot that it is the state behind. */
 const uint8_t * pyfly_batch_kept(pyfly_batch * batch, int32_t slot, size_t i, int32_t * n, size_t * n_bytes);
 
-/* Gives one back, copied, while no text runs: the state behind tokens[n], n >= 1. The context was restored, by the
+/* Gives one back, copied, while no request runs: the state behind tokens[n], n >= 1. The context was restored, by the
  * caller, to what begins with these tokens. Nothing happens to other memories. */
 pyfly_status pyfly_batch_restore_kept(pyfly_batch * batch, int32_t slot, const int32_t * tokens, size_t n,
                                       const uint8_t * state, size_t n_bytes, pyfly_error * error);
 
-/* Every token of the text: committed, then provisional ones. While a callback of its sampler runs: the tokens before
+/* Every token of the request: committed, then provisional ones. While a callback of its sampler runs: the tokens before
  * the row that is being sampled. Valid until the next call. */
 const int32_t * pyfly_batch_history(const pyfly_batch * batch, int32_t slot, size_t * n_history);
 
@@ -698,8 +700,8 @@ size_t pyfly_batch_n_evaluated(const pyfly_batch * batch, int32_t slot);
  * next round evaluates again what it misses. */
 pyfly_status pyfly_batch_park(pyfly_batch * batch, int32_t slot, size_t n_keep, pyfly_error * error);
 
-/* Ends the text: provisional tokens are dropped and the target's memory holds the first n_keep positions. What it does
- * not hold of them is evaluated, unless the text ended because evaluating failed: then it holds fewer
+/* Ends the request: provisional tokens are dropped and the target's memory holds the first n_keep positions. What it
+ * does not hold of them is evaluated, unless the request ended because evaluating failed: then it holds fewer
  * (pyfly_batch_n_evaluated). The caller has taken the token behind these positions, and none after it: what the last
  * round committed there is not counted in pyfly_batch_stats any more. n_keep -1: what it holds of the committed tokens,
  * and nothing is evaluated; all of them count. */
@@ -712,9 +714,9 @@ void pyfly_batch_reset_stats(pyfly_batch * batch, int32_t slot);
 typedef struct pyfly_governor_state {
     double target_us[PYFLY_MAX_DEPTH + 1];                   /* cost of a target batch of [i] + 1 rows; 0: unknown */
     double draft_us[PYFLY_MAX_DRAFTERS * PYFLY_MAX_DEPTH];   /* [drafter][i]: of i + 1 tokens; 0: unknown or free */
-    double acceptance[PYFLY_MAX_DRAFTERS * PYFLY_MAX_DEPTH]; /* [drafter][depth]: over all texts */
+    double acceptance[PYFLY_MAX_DRAFTERS * PYFLY_MAX_DEPTH]; /* [drafter][depth]: over all requests */
     double catch_up_us[PYFLY_MAX_DRAFTERS]; /* [drafter]: of a token it has missed; 0: unknown or free */
-    int64_t rounds_at[PYFLY_MAX_DEPTH + 1]; /* rounds of texts with a draft length of [i] */
+    int64_t rounds_at[PYFLY_MAX_DEPTH + 1]; /* rounds of requests with a draft length of [i] */
 } pyfly_governor_state;
 void pyfly_batch_governor(const pyfly_batch * batch, pyfly_governor_state * out);
 

@@ -8,22 +8,22 @@ size_t Acceptance::index(int32_t proposal_class) {
     return static_cast<size_t>(std::clamp(proposal_class, 0, n_classes - 1));
 }
 
-void Acceptance::begin_text(int32_t text) {
-    if (static_cast<size_t>(text) < texts_.size()) {
-        texts_[static_cast<size_t>(text)] = {};
+void Acceptance::begin_request(int32_t slot) {
+    if (static_cast<size_t>(slot) < requests_.size()) {
+        requests_[static_cast<size_t>(slot)] = {};
     }
 }
 
-Acceptance::Seen & Acceptance::of(int32_t text) {
-    const size_t i = static_cast<size_t>(text);
-    if (i >= texts_.size()) {
-        texts_.resize(i + 1);
+Acceptance::Seen & Acceptance::of(int32_t slot) {
+    const size_t i = static_cast<size_t>(slot);
+    if (i >= requests_.size()) {
+        requests_.resize(i + 1);
     }
-    return texts_[i];
+    return requests_[i];
 }
 
-const Acceptance::Seen * Acceptance::find(int32_t text) const {
-    return text >= 0 && static_cast<size_t>(text) < texts_.size() ? &texts_[static_cast<size_t>(text)] : nullptr;
+const Acceptance::Seen * Acceptance::find(int32_t slot) const {
+    return slot >= 0 && static_cast<size_t>(slot) < requests_.size() ? &requests_[static_cast<size_t>(slot)] : nullptr;
 }
 
 void Acceptance::Counts::observe(int32_t n_seen, int32_t n_accepted, double memory) {
@@ -34,34 +34,34 @@ void Acceptance::Counts::observe(int32_t n_seen, int32_t n_accepted, double memo
     }
 }
 
-void Acceptance::observe(int32_t text, int32_t proposal_class, int32_t n_drafted, int32_t n_accepted) {
+void Acceptance::observe(int32_t slot, int32_t proposal_class, int32_t n_drafted, int32_t n_accepted) {
     if (n_drafted < 1) {
         return;
     }
     const int32_t n_seen = std::min({n_drafted, n_accepted + 1, PYFLY_MAX_DEPTH});
-    of(text).classes[index(proposal_class)].observe(n_seen, n_accepted, rates_.memory);
+    of(slot).classes[index(proposal_class)].observe(n_seen, n_accepted, rates_.memory);
     all_.classes[index(proposal_class)].observe(n_seen, n_accepted, rates_.memory_of_all);
 }
 
 // Depths that were hardly seen take after the depth before them.
-void Acceptance::reach(int32_t text, int32_t proposal_class, int32_t k, double * reached) const {
+void Acceptance::reach(int32_t slot, int32_t proposal_class, int32_t k, double * reached) const {
     const Counts & all = all_.classes[index(proposal_class)];
-    const Seen * seen = find(text);
+    const Seen * seen = find(slot);
     const Counts * own = seen ? &seen->classes[index(proposal_class)] : nullptr;
-    double of_all = rates_.first, of_text = 0.0, product = 1.0;
+    double of_all = rates_.first, of_request = 0.0, product = 1.0;
     for (int32_t i = 0; i < k; i++) {
         of_all = all.at(i, of_all, 1.0);
         const double inherit = i == 0 ? 0.0 : rates_.inherit;
-        const double prior = (1.0 - inherit) * of_all + inherit * of_text;
-        of_text = own ? own->at(i, prior, rates_.weight_of_all) : prior;
-        product *= of_text;
+        const double prior = (1.0 - inherit) * of_all + inherit * of_request;
+        of_request = own ? own->at(i, prior, rates_.weight_of_all) : prior;
+        product *= of_request;
         reached[i] = product;
     }
 }
 
-void Acceptance::observe_length(int32_t text, int32_t n_asked, int32_t n_drafted, int32_t n_verified) {
+void Acceptance::observe_length(int32_t slot, int32_t n_asked, int32_t n_drafted, int32_t n_verified) {
     const int32_t n = std::min(n_asked, PYFLY_MAX_DEPTH);
-    Seen & own = of(text);
+    Seen & own = of(slot);
     own.drafted.observe(n, n_drafted, rates_.memory);
     own.verified.observe(n, n_verified, rates_.memory);
     all_.drafted.observe(n, n_drafted, rates_.memory_of_all);
@@ -69,8 +69,8 @@ void Acceptance::observe_length(int32_t text, int32_t n_asked, int32_t n_drafted
 }
 
 // Drafts that were never seen to end earlier do not.
-void Acceptance::lengths(int32_t text, int32_t k, double * drafted, double * verified) const {
-    const Seen * own = find(text);
+void Acceptance::lengths(int32_t slot, int32_t k, double * drafted, double * verified) const {
+    const Seen * own = find(slot);
     double all_drafted = 1.0, all_verified = 1.0;
     for (int32_t i = 0; i < k; i++) {
         all_drafted = all_.drafted.at(i, all_drafted, 1.0);

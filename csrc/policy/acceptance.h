@@ -1,5 +1,5 @@
-// How likely a drafter's proposals are accepted: of each text by what was seen of it lately, and before that by what
-// was seen of all texts. By class of proposal and by depth.
+// How likely a drafter's proposals are accepted: of each request by what was seen of it lately, and before that by what
+// was seen of all requests. By class of proposal and by depth.
 #pragma once
 
 #include <array>
@@ -15,35 +15,36 @@ class Acceptance {
     static constexpr int32_t n_classes = 8; // of proposals told apart, see Proposal
 
     struct Rates {
-        double memory = 0.85;        // of a text's counts, kept per observation
-        double memory_of_all = 0.98; // of the counts of all texts
-        double weight_of_all = 4.0;  // observations of a text that what is known of all texts is worth
+        double memory = 0.85;        // of a request's counts, kept per observation
+        double memory_of_all = 0.98; // of the counts of all requests
+        double weight_of_all = 4.0;  // observations of a request that what is known of all requests is worth
         double first = 0.7;          // believed of a drafter that was never seen, as if it had been once
-        double inherit = 0.5; // how much of what is believed of a depth comes from the text's own depth before it
+        double inherit = 0.5; // how much of what is believed of a depth comes from the request's own depth before it
     };
 
     explicit Acceptance(const Rates & rates) : rates_(rates) {}
 
-    void begin_text(int32_t text);
+    void begin_request(int32_t slot);
 
     // n_accepted of n_drafted were accepted in order; the next one, if there is one, was not.
-    void observe(int32_t text, int32_t proposal_class, int32_t n_drafted, int32_t n_accepted);
+    void observe(int32_t slot, int32_t proposal_class, int32_t n_drafted, int32_t n_accepted);
 
     // reached[i], for i < k: the probability that the first i + 1 drafts are all accepted.
-    void reach(int32_t text, int32_t proposal_class, int32_t k, double * reached) const;
+    void reach(int32_t slot, int32_t proposal_class, int32_t k, double * reached) const;
 
-    // Whether anything was observed, of any text.
+    // Whether anything was observed, of any request.
     bool was_seen() const;
 
-    // At depths 1..k, given that those before are accepted: of all texts and of the class that was seen most of late.
+    // At depths 1..k, given that those before are accepted: of all requests and of the class that was seen most of
+    // late.
     void of_all(int32_t k, double * at_depth) const;
 
     // A draft of n_asked tokens that might end earlier: so many were drafted, so many verified.
-    void observe_length(int32_t text, int32_t n_asked, int32_t n_drafted, int32_t n_verified);
+    void observe_length(int32_t slot, int32_t n_asked, int32_t n_drafted, int32_t n_verified);
 
     // drafted[i], verified[i], for i < k: the probability that a draft of k tokens has more than i drafted, and
-    // verified. text < 0: of all texts.
-    void lengths(int32_t text, int32_t k, double * drafted, double * verified) const;
+    // verified. request < 0: of all requests.
+    void lengths(int32_t slot, int32_t k, double * drafted, double * verified) const;
 
   private:
     struct Counts {
@@ -61,12 +62,12 @@ class Acceptance {
     };
 
     static size_t index(int32_t proposal_class);
-    Seen & of(int32_t text);
-    const Seen * find(int32_t text) const; // nullptr: nothing of it was seen
+    Seen & of(int32_t slot);
+    const Seen * find(int32_t slot) const; // nullptr: nothing of it was seen
 
     Rates rates_;
     Seen all_ = {};
-    std::vector<Seen> texts_;
+    std::vector<Seen> requests_;
 };
 
 } // namespace pyfly

@@ -1,4 +1,4 @@
-// What n of something cost: rows of a target batch, tokens of a draft, texts in a step of a draft. It is no straight
+// What n of something cost: rows of a target batch, tokens of a draft, requests in a step of a draft. It is no straight
 // line (kernels work on blocks of rows), so sizes are kept apart. Sizes that were measured with care beforehand are
 // expected; what comes later scales all of them (load, context length) and corrects each a little.
 #pragma once

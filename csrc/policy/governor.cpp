@@ -10,9 +10,9 @@ namespace pyfly {
 
 Governor::Arm::Arm(const Settings & settings)
     : tokens(CostCurve::from_zero(settings.costs)),
-      texts(CostCurve::from_one(settings.prior_slope, {0.0, settings.costs.own, settings.costs.most})),
+      requests(CostCurve::from_one(settings.prior_slope, {0.0, settings.costs.own, settings.costs.most})),
       acceptance(settings.acceptance), confidence(settings.confidence) {
-    texts.expect(1, 1.0);
+    requests.expect(1, 1.0);
 }
 
 Governor::Governor(Settings settings)
@@ -45,14 +45,14 @@ void Governor::expect_costs(const MeasuredCosts & costs) {
     }
     change_us_ = costs.change_us;
     for (const auto & draft : costs.drafts) {
-        if (draft.n_texts == 1) {
+        if (draft.n_requests == 1) {
             arm(draft.drafter).tokens.expect(draft.k, draft.us);
         }
     }
     for (const auto & draft : costs.drafts) {
         Arm & a = arm(draft.drafter);
-        if (draft.n_texts > 1 && a.tokens.is_known()) {
-            a.texts.expect(draft.n_texts, draft.us / a.tokens.at(draft.k));
+        if (draft.n_requests > 1 && a.tokens.is_known()) {
+            a.requests.expect(draft.n_requests, draft.us / a.tokens.at(draft.k));
         }
     }
     for (const auto & catch_up : costs.catch_up) {
@@ -60,14 +60,14 @@ void Governor::expect_costs(const MeasuredCosts & costs) {
     }
 }
 
-// A batch of n_rows, on average, for n_texts, behind the last one, and what it adds to the next.
-double Governor::batch_us(double n_rows, int32_t n_texts) const {
+// A batch of n_rows, on average, for n_requests, behind the last one, and what it adds to the next.
+double Governor::batch_us(double n_rows, int32_t n_requests) const {
     const double before = n_rows_last_ == 0 || n_rows == n_rows_last_ ? 0.0 : change_us_;
-    const double after = n_rows == n_texts ? 0.0 : change_us_ * (1.0 - stays_);
+    const double after = n_rows == n_requests ? 0.0 : change_us_ * (1.0 - stays_);
     return target_.at_mean(n_rows) + before + after;
 }
 
-// Of k tokens for one text.
+// Of k tokens for one request.
 double Governor::draft_us(const Arm & a, int32_t k) const {
     if (a.is_free) {
         return 0.0;
@@ -80,9 +80,9 @@ double Governor::last_us(const Arm & a, int32_t k) const {
     return std::max(draft_us(a, k) - (k > 1 ? draft_us(a, k - 1) : 0.0), 0.0);
 }
 
-// A step in which all texts draft k tokens with it.
-double Governor::step_us(const Arm & a, int32_t k, int32_t n_texts) const {
-    return target_.at(n_texts + n_texts * k) + draft_us(a, k) * a.texts.at(n_texts);
+// A step in which all requests draft k tokens with it.
+double Governor::step_us(const Arm & a, int32_t k, int32_t n_requests) const {
+    return target_.at(n_requests + n_requests * k) + draft_us(a, k) * a.requests.at(n_requests);
 }
 
 // Of all tokens that it is behind. Before it was measured: as if they were rows of a target so small.
@@ -105,41 +105,43 @@ Governor::Options Governor::weigh(const std::vector<Candidate> & candidates) con
             option.drafter = offer.drafter;
             option.k_max = std::min(offer.k_max, PYFLY_MAX_DEPTH);
             option.catch_up_us = catch_up_us(a, offer.n_behind) / settings_.stay;
-            a.acceptance.reach(candidate.text, offer.proposal_class, option.k_max, option.reached.data());
-            a.acceptance.lengths(candidate.text, option.k_max, option.drafted.data(), option.verified.data());
+            a.acceptance.reach(candidate.slot, offer.proposal_class, option.k_max, option.reached.data());
+            a.acceptance.lengths(candidate.slot, option.k_max, option.drafted.data(), option.verified.data());
         }
     }
     options.begin.push_back(options.all.size());
     return options;
 }
 
-Governor::Plan Governor::plain(size_t n_texts) const {
-    const double n = static_cast<double>(n_texts);
-    return {std::vector<const Option *>(n_texts), std::vector<int32_t>(n_texts), 0, n,
-            batch_us(n, static_cast<int32_t>(n_texts))};
+Governor::Plan Governor::plain(size_t n_requests) const {
+    const double n = static_cast<double>(n_requests);
+    return {std::vector<const Option *>(n_requests), std::vector<int32_t>(n_requests), 0, n,
+            batch_us(n, static_cast<int32_t>(n_requests))};
 }
 
-// Of each text, the drafter that earns most where a microsecond is worth `speed` tokens, as if all texts did likewise.
+// Of each request, the drafter that earns most where a microsecond is worth `speed` tokens, as if all requests did
+// likewise.
 std::vector<const Governor::Option *> Governor::assign(const Options & options, double speed) const {
-    const int32_t n_texts = static_cast<int32_t>(options.begin.size()) - 1;
-    std::vector<const Option *> assigned(static_cast<size_t>(n_texts));
-    for (size_t text = 0; text < assigned.size(); text++) {
+    const int32_t n_requests = static_cast<int32_t>(options.begin.size()) - 1;
+    std::vector<const Option *> assigned(static_cast<size_t>(n_requests));
+    for (size_t request = 0; request < assigned.size(); request++) {
         double most = -std::numeric_limits<double>::infinity();
-        for (size_t i = options.begin[text]; i < options.begin[text + 1]; i++) {
+        for (size_t i = options.begin[request]; i < options.begin[request + 1]; i++) {
             const Option & option = options.all[i];
             const Arm & a = arms_[static_cast<size_t>(option.drafter)];
-            const double share = a.texts.at(n_texts) / n_texts; // of a draft's cost
+            const double share = a.requests.at(n_requests) / n_requests; // of a draft's cost
             double tokens = 0.0, rows = 0.0, drafts_us = 0.0;
             for (int32_t k = 1; k <= option.k_max; k++) {
                 const size_t depth = static_cast<size_t>(k) - 1;
                 tokens += option.reached[depth];
                 rows += option.verified[depth];
                 drafts_us += option.drafted[depth] * last_us(a, k);
-                const double rows_us = (target_.at_mean(n_texts + n_texts * rows) - target_.at(n_texts)) / n_texts;
+                const double rows_us =
+                    (target_.at_mean(n_requests + n_requests * rows) - target_.at(n_requests)) / n_requests;
                 const double us = rows_us + drafts_us * share + option.catch_up_us;
                 if (tokens - speed * us > most) {
                     most = tokens - speed * us;
-                    assigned[text] = &option;
+                    assigned[request] = &option;
                 }
             }
         }
@@ -147,33 +149,33 @@ std::vector<const Governor::Option *> Governor::assign(const Options & options, 
     return assigned;
 }
 
-// The next row goes to the text where it earns most, until there is none left; of all numbers of rows the best one
+// The next row goes to the request where it earns most, until there is none left; of all numbers of rows the best one
 // counts. C is a staircase: the first dip is not the end.
 Governor::Plan Governor::walk(std::vector<const Option *> assigned, double speed) const {
     struct Depth {
-        int32_t n_texts = 0; // that draft so deep
-        double step_us = 0;  // for one text
-        double next_us = 0;  // for one text more
+        int32_t n_requests = 0; // that draft so deep
+        double step_us = 0;     // for one request
+        double next_us = 0;     // for one request more
     };
     constexpr double nothing = -std::numeric_limits<double>::infinity();
-    const size_t n_texts = assigned.size();
-    Plan best = plain(n_texts);
+    const size_t n_requests = assigned.size();
+    Plan best = plain(n_requests);
     std::vector<std::vector<Depth>> depths(arms_.size());
-    std::vector<int32_t> k(n_texts);
-    std::vector<double> us(n_texts), worth(n_texts, nothing); // of each text's next row
-    const auto weigh_next = [&](size_t text) {
-        const Option & option = *assigned[text];
-        const size_t depth = static_cast<size_t>(k[text]);
-        if (k[text] == option.k_max) {
-            worth[text] = nothing;
+    std::vector<int32_t> k(n_requests);
+    std::vector<double> us(n_requests), worth(n_requests, nothing); // of each request's next row
+    const auto weigh_next = [&](size_t request) {
+        const Option & option = *assigned[request];
+        const size_t depth = static_cast<size_t>(k[request]);
+        if (k[request] == option.k_max) {
+            worth[request] = nothing;
             return;
         }
-        us[text] = option.drafted[depth] * depths[static_cast<size_t>(option.drafter)][depth].next_us +
-                   (depth == 0 ? option.catch_up_us : 0.0);
-        worth[text] = option.reached[depth] - speed * us[text];
+        us[request] = option.drafted[depth] * depths[static_cast<size_t>(option.drafter)][depth].next_us +
+                      (depth == 0 ? option.catch_up_us : 0.0);
+        worth[request] = option.reached[depth] - speed * us[request];
     };
-    for (size_t text = 0; text < n_texts; text++) {
-        if (const Option * option = assigned[text]) {
+    for (size_t request = 0; request < n_requests; request++) {
+        if (const Option * option = assigned[request]) {
             const Arm & a = arms_[static_cast<size_t>(option->drafter)];
             auto & of_arm = depths[static_cast<size_t>(option->drafter)];
             while (static_cast<int32_t>(of_arm.size()) < option->k_max) {
@@ -181,11 +183,11 @@ Governor::Plan Governor::walk(std::vector<const Option *> assigned, double speed
                 const double step = last_us(a, depth + 1);
                 of_arm.push_back({0, step, step});
             }
-            weigh_next(text);
+            weigh_next(request);
         }
     }
-    std::vector<size_t> order; // the text of each row
-    double tokens = best.tokens, us_drafts = 0.0, n_rows = static_cast<double>(n_texts);
+    std::vector<size_t> order; // the request of each row
+    double tokens = best.tokens, us_drafts = 0.0, n_rows = static_cast<double>(n_requests);
     size_t n_best = 0;
     while (true) {
         const size_t next = static_cast<size_t>(std::max_element(worth.begin(), worth.end()) - worth.begin());
@@ -202,15 +204,15 @@ Governor::Plan Governor::walk(std::vector<const Option *> assigned, double speed
         weigh_next(next);
         if (!a.is_free) {
             Depth & depth = depths[static_cast<size_t>(option.drafter)][static_cast<size_t>(before)];
-            depth.n_texts++;
-            depth.next_us = depth.step_us * (a.texts.at(depth.n_texts + 1) - a.texts.at(depth.n_texts));
-            for (size_t text = 0; text < n_texts; text++) {
-                if (k[text] == before && assigned[text] && assigned[text]->drafter == option.drafter) {
-                    weigh_next(text);
+            depth.n_requests++;
+            depth.next_us = depth.step_us * (a.requests.at(depth.n_requests + 1) - a.requests.at(depth.n_requests));
+            for (size_t request = 0; request < n_requests; request++) {
+                if (k[request] == before && assigned[request] && assigned[request]->drafter == option.drafter) {
+                    weigh_next(request);
                 }
             }
         }
-        const double all_us = batch_us(n_rows, static_cast<int32_t>(n_texts)) + us_drafts;
+        const double all_us = batch_us(n_rows, static_cast<int32_t>(n_requests)) + us_drafts;
         if (tokens * best.us > best.tokens * all_us) {
             best.tokens = tokens;
             best.us = all_us;
@@ -225,23 +227,24 @@ Governor::Plan Governor::walk(std::vector<const Option *> assigned, double speed
     return best;
 }
 
-// Whether a step in which all texts draft with it could pay if all drafts were accepted.
-bool Governor::could_pay(const Arm & a, int32_t k_max, int32_t n_texts, double extra_us) const {
-    const double plain_us = settings_.hysteresis * target_.at(n_texts);
+// Whether a step in which all requests draft with it could pay if all drafts were accepted.
+bool Governor::could_pay(const Arm & a, int32_t k_max, int32_t n_requests, double extra_us) const {
+    const double plain_us = settings_.hysteresis * target_.at(n_requests);
     for (int32_t k = 1; k <= std::min(k_max, PYFLY_MAX_DEPTH); k++) {
-        if (plain_us * (k + 1) > step_us(a, k, n_texts) + extra_us) {
+        if (plain_us * (k + 1) > step_us(a, k, n_requests) + extra_us) {
             return true;
         }
     }
     return false;
 }
 
-// If all texts draft with it, every token of each costs less: as much as is believed of the acceptance, or, where that
-// was not seen yet or was saved up for, as may be hoped. All wait for each that is followed, and others join and leave.
-bool Governor::pays_to_follow(int32_t text, int32_t drafter, int32_t k_max, int32_t n_texts, int64_t n_behind) {
+// If all requests draft with it, every token of each costs less: as much as is believed of the acceptance, or, where
+// that was not seen yet or was saved up for, as may be hoped. All wait for each that is followed, and others join and
+// leave.
+bool Governor::pays_to_follow(int32_t slot, int32_t drafter, int32_t k_max, int32_t n_requests, int64_t n_behind) {
     Arm & a = arm(drafter);
     const double price = catch_up_us(a, n_behind);
-    const bool is_first = !a.acceptance.was_seen() && (a.first_text < 0 || a.first_text == text);
+    const bool is_first = !a.acceptance.was_seen() && (a.first_slot < 0 || a.first_slot == slot);
     const bool is_trial = a.us_per_caught_up > 0.0 && (is_first || price < saved_us_);
     std::array<double, PYFLY_MAX_DEPTH> at_depth, drafted, verified;
     a.acceptance.of_all(PYFLY_MAX_DEPTH, at_depth.data());
@@ -253,23 +256,23 @@ bool Governor::pays_to_follow(int32_t text, int32_t drafter, int32_t k_max, int3
         tokens += reached;
         rows += is_trial ? 1.0 : verified[depth];
         drafts_us += (is_trial ? 1.0 : drafted[depth]) * last_us(a, k);
-        const double us =
-            settings_.hysteresis * (target_.at_mean(n_texts + n_texts * rows) + drafts_us * a.texts.at(n_texts));
-        gain_us = std::max(gain_us, target_.at(n_texts) - us / tokens);
+        const double us = settings_.hysteresis *
+                          (target_.at_mean(n_requests + n_requests * rows) + drafts_us * a.requests.at(n_requests));
+        gain_us = std::max(gain_us, target_.at(n_requests) - us / tokens);
     }
-    const bool pays = settings_.length * gain_us > n_texts * price * (n_texts > 1 ? settings_.beside : 1.0);
+    const bool pays = settings_.length * gain_us > n_requests * price * (n_requests > 1 ? settings_.beside : 1.0);
     if (pays && is_trial && is_first) {
-        a.first_text = text;
+        a.first_slot = slot;
     }
     return pays;
 }
 
-// One text whose drafter does not seem to pay tries it nevertheless, if that has been saved up for: what is believed of
-// its acceptance may be wrong by now. Every token that passes makes it dearer, because the drafter has to catch up.
+// One request whose drafter does not seem to pay tries it nevertheless, if that has been saved up for: what is believed
+// of its acceptance may be wrong by now. Every token that passes makes it dearer, because the drafter has to catch up.
 void Governor::explore(const std::vector<Candidate> & candidates, const Plan & plan, std::vector<Choice> & choices) {
-    const int32_t n_texts = static_cast<int32_t>(candidates.size());
-    const int32_t n_rows = n_texts + plan.n_rows;
-    const double before = batch_us(n_rows, n_texts);
+    const int32_t n_requests = static_cast<int32_t>(candidates.size());
+    const int32_t n_rows = n_requests + plan.n_rows;
+    const double before = batch_us(n_rows, n_requests);
     const double affordable = credit_ * target_.at(1);
     double least = 0.0, price = 0.0;
     Choice trial;
@@ -279,15 +282,15 @@ void Governor::explore(const std::vector<Candidate> & candidates, const Plan & p
             const Arm & a = arms_[static_cast<size_t>(offer.drafter)];
             const double catch_up = catch_up_us(a, offer.n_behind);
             if (a.is_free || choices[i].k > 0 ||
-                !could_pay(a, offer.k_max, n_texts, n_texts * catch_up / settings_.stay)) {
+                !could_pay(a, offer.k_max, n_requests, n_requests * catch_up / settings_.stay)) {
                 continue;
             }
             double reached[PYFLY_MAX_DEPTH], tokens = 0.0;
             const int32_t k_max = std::min({offer.k_max, settings_.trial, PYFLY_MAX_DEPTH});
-            a.acceptance.reach(candidates[i].text, offer.proposal_class, k_max, reached);
+            a.acceptance.reach(candidates[i].slot, offer.proposal_class, k_max, reached);
             for (int32_t k = 1; k <= k_max; k++) {
                 tokens += reached[k - 1];
-                const double us = batch_us(n_rows + k, n_texts) - before + draft_us(a, k) + catch_up;
+                const double us = batch_us(n_rows + k, n_requests) - before + draft_us(a, k) + catch_up;
                 const double loss = us - tokens * us_per_token_;
                 if (loss < affordable && (trial.k == 0 || k > trial.k || (k == trial.k && loss < least))) {
                     trial = {offer.drafter, k};
@@ -301,15 +304,15 @@ void Governor::explore(const std::vector<Candidate> & candidates, const Plan & p
     if (trial.k > 0) {
         credit_ -= price / target_.at(1);
         choices[tried] = trial;
-        tried_text_ = candidates[tried].text;
+        tried_slot_ = candidates[tried].slot;
         tried_drafter_ = trial.drafter;
     }
 }
 
 std::vector<Choice> Governor::choose(const std::vector<Candidate> & candidates) {
     std::vector<Choice> choices(candidates.size());
-    tried_text_ = -1;
-    n_texts_ = static_cast<int32_t>(candidates.size());
+    tried_slot_ = -1;
+    n_requests_ = static_cast<int32_t>(candidates.size());
     if (candidates.empty()) {
         return choices;
     }
@@ -336,7 +339,7 @@ std::vector<Choice> Governor::choose(const std::vector<Candidate> & candidates) 
         }
         us_per_token_ = 1.0 / best.speed();
         const int32_t n_more = std::max(best.n_rows, 1);
-        row_us_ = (target_.at(n_texts_ + n_more) - target_.at(n_texts_)) / n_more;
+        row_us_ = (target_.at(n_requests_ + n_more) - target_.at(n_requests_)) / n_more;
         for (size_t i = 0; i < choices.size(); i++) {
             if (best.k[i] > 0) {
                 choices[i] = {best.options[i]->drafter, best.k[i]};
@@ -362,11 +365,11 @@ std::vector<Choice> Governor::choose(const std::vector<Candidate> & candidates) 
 // probability, each further one with the probability `next`. is_drafted: the n-th is there already. C is a staircase:
 // several rows may pay where one does not.
 bool Governor::pays(const Arm & a, int32_t n, int32_t k, double reached, double next, bool is_drafted) const {
-    const double share = a.texts.at(n_texts_) / n_texts_;
+    const double share = a.requests.at(n_requests_) / n_requests_;
     double tokens = 0.0, us = 0.0;
     for (; n <= k; n++, reached *= next) {
         tokens += reached;
-        us += n_texts_ == 1 ? target_.at(n + 1) - target_.at(n) : row_us_;
+        us += n_requests_ == 1 ? target_.at(n + 1) - target_.at(n) : row_us_;
         us += is_drafted ? 0.0 : share * last_us(a, n);
         if (tokens * us_per_token_ > us) {
             return true;
@@ -393,10 +396,10 @@ DraftStop Governor::stop(int32_t drafter, int32_t k) {
     };
 }
 
-void Governor::begin_text(int32_t text) {
+void Governor::begin_request(int32_t slot) {
     for (Arm & a : arms_) {
-        a.acceptance.begin_text(text);
-        a.first_text = a.first_text == text ? -1 : a.first_text;
+        a.acceptance.begin_request(slot);
+        a.first_slot = a.first_slot == slot ? -1 : a.first_slot;
     }
 }
 
@@ -411,7 +414,7 @@ void Governor::observe_target(int32_t n_rows, double us) {
         stays_ += settings_.stays * ((n_rows == n_rows_last_ ? 1.0 : 0.0) - stays_);
     }
     n_rows_last_ = n_rows;
-    was_draft_ = n_rows > n_texts_;
+    was_draft_ = n_rows > n_requests_;
     credit_ = std::min(credit_ + settings_.spent * us / target_.at(1), settings_.credit);
     saved_us_ += settings_.spent * us;
 }
@@ -425,14 +428,14 @@ void Governor::observe_draft(int32_t drafter, const std::vector<int32_t> & asked
     double expected = 0.0;
     for (int32_t k = 1; k <= deepest; k++) {
         const auto n = std::count_if(asked.begin(), asked.end(), [&](int32_t n_asked) { return n_asked >= k; });
-        expected += (a.tokens.at(k) - a.tokens.at(k - 1)) * a.texts.at(static_cast<int32_t>(n));
+        expected += (a.tokens.at(k) - a.tokens.at(k - 1)) * a.requests.at(static_cast<int32_t>(n));
     }
     const double ratio = us / expected;
-    const int32_t n_texts = static_cast<int32_t>(asked.size());
+    const int32_t n_requests = static_cast<int32_t>(asked.size());
     const bool was_known = a.tokens.is_known();
     a.tokens.observe(deepest, a.tokens.at(deepest) * ratio);
-    if (n_texts > 1 && was_known) {
-        a.texts.observe(n_texts, a.texts.at(n_texts) * ratio);
+    if (n_requests > 1 && was_known) {
+        a.requests.observe(n_requests, a.requests.at(n_requests) * ratio);
     }
 }
 
@@ -444,19 +447,19 @@ void Governor::observe_catch_up(int32_t drafter, int64_t n_tokens, double us) {
     saved_us_ = std::max(saved_us_ - us, 0.0);
 }
 
-void Governor::observe_acceptance(int32_t text, int32_t drafter, int32_t proposal_class, int32_t n_drafted,
+void Governor::observe_acceptance(int32_t slot, int32_t drafter, int32_t proposal_class, int32_t n_drafted,
                                   int32_t n_accepted) {
-    arm(drafter).acceptance.observe(text, proposal_class, n_drafted, n_accepted);
-    if (text == tried_text_ && drafter == tried_drafter_) { // it was not all rejected
+    arm(drafter).acceptance.observe(slot, proposal_class, n_drafted, n_accepted);
+    if (slot == tried_slot_ && drafter == tried_drafter_) { // it was not all rejected
         credit_ = std::min(credit_ + n_accepted * us_per_token_ / target_.at(1), settings_.credit);
     }
 }
 
-void Governor::observe_confidence(int32_t text, int32_t drafter, const std::vector<float> & confidence, int32_t n_asked,
+void Governor::observe_confidence(int32_t slot, int32_t drafter, const std::vector<float> & confidence, int32_t n_asked,
                                   int32_t n_verified, size_t n_right, bool is_refuted) {
     Arm & a = arm(drafter);
     a.confidence.observe(confidence, n_right, is_refuted);
-    a.acceptance.observe_length(text, n_asked, static_cast<int32_t>(confidence.size()), n_verified);
+    a.acceptance.observe_length(slot, n_asked, static_cast<int32_t>(confidence.size()), n_verified);
     rounds_at_[static_cast<size_t>(n_asked)]--;
     rounds_at_[static_cast<size_t>(n_verified)]++;
 }

@@ -1,13 +1,14 @@
-// The governor: how many tokens to draft for each text, and with which drafter, so that expected tokens per second of
-// the whole batch are highest. No llama.h. docs/design/governor.md has the derivation and what each rate is worth.
+// The governor: how many tokens to draft for each request, and with which drafter, so that expected tokens per second
+// of the whole batch are highest. No llama.h. docs/design/governor.md has the derivation and what each rate is worth.
 //
-//     v = (n_texts + sum of A_text(i) over the drafted rows) / (C(all rows) + D), plain: n_texts / C(n_texts)
+//     v = (n_requests + sum of A_request(i) over the drafted rows) / (C(all rows) + D), plain:
+//     n_requests / C(n_requests)
 //
 //   C(n)       microseconds of a target batch of n rows: the machine's. If a batch of another size than the one before
 //              costs more (CUDA records a graph for each size), a change is charged: one that the step itself makes,
 //              and one back as often as other sizes follow
-//   D          microseconds of the drafts: each drafter's, by how many texts draft how deep
-//   A_text(i)  probability that a text's first i drafts are all accepted: the text's (acceptance.h)
+//   D          microseconds of the drafts: each drafter's, by how many requests draft how deep
+//   A_request(i)  probability that a request's first i drafts are all accepted: the request's (acceptance.h)
 //
 // The length that is chosen is a draft's longest: it ends as soon as a further token is so unlikely to be right
 // (confidence.h) that it is not worth its time.
@@ -37,7 +38,7 @@ struct MeasuredCosts {
     };
     struct Draft {
         int32_t drafter;
-        int32_t n_texts, k; // so many texts, k tokens for each, in one go
+        int32_t n_requests, k; // so many requests, k tokens for each, in one go
         double us;
     };
     struct CatchUp {
@@ -54,14 +55,14 @@ struct MeasuredCosts {
 struct GovernorSettings {
     double hysteresis = 1.03; // gain over plain decoding that drafting must promise
     double spent = 0.0025;    // of the time, at most, on trials of drafters that do not seem to pay; prompts likewise
-    double credit = 1.0;      // most that is saved up for that, in plain steps of one text
+    double credit = 1.0;      // most that is saved up for that, in plain steps of one request
     int32_t trial = 2;        // draft length of such a trial
     double stay = 10.0;       // steps that a drafter which catches up is expected to stay
-    double length = 64.0;     // tokens that a text is expected to have when it begins
+    double length = 64.0;     // tokens that a request is expected to have when it begins
     double beside = 1.5;      // times its price that following one must save where there are others, who come and go
-    double hope = 0.95;       // acceptance of a drafter that follows a text on trial
+    double hope = 0.95;       // acceptance of a drafter that follows a request on trial
     int32_t plain_every = 64; // steps between two measurements of plain decoding
-    double prior_slope = 0.1; // of C(n) / C(1) before a second size was measured; of a draft's step for n texts
+    double prior_slope = 0.1; // of C(n) / C(1) before a second size was measured; of a draft's step for n requests
     double change = 0.05;     // how far the price of a change follows a batch of another size
     double stays = 0.1;       // how far the share of drafts behind which the size stays follows one of them
     CostCurve::Rates costs;
@@ -81,20 +82,20 @@ class Governor : public Policy {
     void expect_costs(const MeasuredCosts & costs);
 
     std::vector<Choice> choose(const std::vector<Candidate> & candidates) override;
-    bool pays_to_follow(int32_t text, int32_t drafter, int32_t k_max, int32_t n_texts, int64_t n_behind) override;
+    bool pays_to_follow(int32_t slot, int32_t drafter, int32_t k_max, int32_t n_requests, int64_t n_behind) override;
     DraftStop stop(int32_t drafter, int32_t k) override;
 
-    void begin_text(int32_t text) override;
+    void begin_request(int32_t slot) override;
     void observe_target(int32_t n_rows, double us) override;
     void observe_draft(int32_t drafter, const std::vector<int32_t> & asked, double us) override;
     void observe_catch_up(int32_t drafter, int64_t n_tokens, double us) override;
-    void observe_acceptance(int32_t text, int32_t drafter, int32_t proposal_class, int32_t n_drafted,
+    void observe_acceptance(int32_t slot, int32_t drafter, int32_t proposal_class, int32_t n_drafted,
                             int32_t n_accepted) override;
 
-    void observe_confidence(int32_t text, int32_t drafter, const std::vector<float> & confidence, int32_t n_asked,
+    void observe_confidence(int32_t slot, int32_t drafter, const std::vector<float> & confidence, int32_t n_asked,
                             int32_t n_verified, size_t n_right, bool is_refuted) override;
 
-    // For whoever wants to look: costs of drafts for one text, acceptance of all texts, rounds of each text.
+    // For whoever wants to look: costs of drafts for one request, acceptance of all requests, rounds of each request.
     void state(pyfly_governor_state & out) const;
 
   private:
@@ -102,12 +103,12 @@ class Governor : public Policy {
         Arm(const Settings & settings);
         bool is_free = false;
         double relative_cost = 0.0;  // of drafting a token, relative to C(1); 0: not known
-        CostCurve tokens;            // us of a draft of k tokens for one text
-        CostCurve texts;             // of a step for n texts, relative to one
+        CostCurve tokens;            // us of a draft of k tokens for one request
+        CostCurve requests;          // of a step for n requests, relative to one
         double us_per_caught_up = 0; // of evaluating a token in a batch; 0: not measured
         Acceptance acceptance;
         Confidence confidence;
-        int32_t first_text = -1; // that may follow while nothing is known of the acceptance
+        int32_t first_slot = -1; // that may follow while nothing is known of the acceptance
     };
 
     // One offer, weighed.
@@ -119,29 +120,29 @@ class Governor : public Policy {
     };
     struct Options {
         std::vector<Option> all;
-        std::vector<size_t> begin; // [text], and the end
+        std::vector<size_t> begin; // [request], and the end
     };
 
     struct Plan {
-        std::vector<const Option *> options; // [text]: which drafter it is about; nullptr: none
-        std::vector<int32_t> k;              // [text]
+        std::vector<const Option *> options; // [request]: which drafter it is about; nullptr: none
+        std::vector<int32_t> k;              // [request]
         int32_t n_rows;                      // of all drafts, at most
         double tokens, us;
         double speed() const { return tokens / us; }
     };
 
     Arm & arm(int32_t drafter);
-    double batch_us(double n_rows, int32_t n_texts) const;
+    double batch_us(double n_rows, int32_t n_requests) const;
     double draft_us(const Arm & arm, int32_t k) const;
     double last_us(const Arm & arm, int32_t k) const;
-    double step_us(const Arm & arm, int32_t k, int32_t n_texts) const;
+    double step_us(const Arm & arm, int32_t k, int32_t n_requests) const;
     bool pays(const Arm & arm, int32_t n, int32_t k, double reached, double next, bool is_drafted) const;
     double catch_up_us(const Arm & arm, int64_t n_behind) const;
     Options weigh(const std::vector<Candidate> & candidates) const;
-    Plan plain(size_t n_texts) const;
+    Plan plain(size_t n_requests) const;
     std::vector<const Option *> assign(const Options & options, double speed) const;
     Plan walk(std::vector<const Option *> assigned, double speed) const;
-    bool could_pay(const Arm & arm, int32_t k_max, int32_t n_texts, double extra_us) const;
+    bool could_pay(const Arm & arm, int32_t k_max, int32_t n_requests, double extra_us) const;
     void explore(const std::vector<Candidate> & candidates, const Plan & plan, std::vector<Choice> & choices);
 
     Settings settings_;
@@ -150,15 +151,15 @@ class Governor : public Policy {
     double stays_ = 0.5;      // share of drafts whose batch is followed by one of the same size
     int32_t n_rows_last_ = 0; // of the last batch; 0: not known
     bool was_draft_ = false;  // whether it had drafts
-    int32_t n_texts_ = 0;     // of the step that was chosen last
+    int32_t n_requests_ = 0;  // of the step that was chosen last
     std::vector<Arm> arms_;
     std::array<int64_t, PYFLY_MAX_DEPTH + 1> rounds_at_ = {};
     int32_t steps_since_plain_ = 0;
     double saved_us_ = 0.0; // for prompts
-    double credit_;         // for trials, in plain steps of one text
-    int32_t tried_text_ = -1, tried_drafter_ = -1;
+    double credit_;         // for trials, in plain steps of one request
+    int32_t tried_slot_ = -1, tried_drafter_ = -1;
     double us_per_token_ = 0.0; // of the step
-    double row_us_ = 0.0;       // of a drafted row, where several texts share the batch
+    double row_us_ = 0.0;       // of a drafted row, where several requests share the batch
 };
 
 } // namespace pyfly

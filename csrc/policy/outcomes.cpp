@@ -12,7 +12,7 @@ void Outcomes::follow(int32_t drafter, Proposal proposal, size_t position) {
     }
 }
 
-size_t Outcomes::learn(Policy & policy, int32_t text, int32_t drafter, int32_t proposal_class,
+size_t Outcomes::learn(Policy & policy, int32_t slot, int32_t drafter, int32_t proposal_class,
                        const std::vector<int32_t> & tokens, int32_t n_asked, size_t n_before,
                        const std::vector<int32_t> & history, bool is_end) {
     size_t n_accepted = 0;
@@ -24,7 +24,7 @@ size_t Outcomes::learn(Policy & policy, int32_t text, int32_t drafter, int32_t p
         // What was drafted behind the end was not wrong. A draft that ended early is one that failed there: it was paid
         // for, and brought no more.
         const size_t n_drafted = std::max(tokens.size(), static_cast<size_t>(n_asked));
-        policy.observe_acceptance(text, drafter, proposal_class, static_cast<int32_t>(is_end ? n_accepted : n_drafted),
+        policy.observe_acceptance(slot, drafter, proposal_class, static_cast<int32_t>(is_end ? n_accepted : n_drafted),
                                   static_cast<int32_t>(n_accepted));
     }
     for (size_t i = 0; i < shadows_.size();) {
@@ -40,7 +40,7 @@ size_t Outcomes::learn(Policy & policy, int32_t text, int32_t drafter, int32_t p
             i++; // right so far
             continue;
         }
-        policy.observe_acceptance(text, shadow.drafter, shadow.proposal.proposal_class,
+        policy.observe_acceptance(slot, shadow.drafter, shadow.proposal.proposal_class,
                                   static_cast<int32_t>(proposed.size()), static_cast<int32_t>(n_right));
         shadows_.erase(shadows_.begin() + static_cast<std::ptrdiff_t>(i));
     }

@@ -1,4 +1,4 @@
-// Tells the policy what became of a text's drafts. No llama.h.
+// Tells the policy what became of a request's drafts. No llama.h.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +14,13 @@ class Outcomes {
   public:
     void begin() { shadows_.clear(); }
 
-    // A proposal of a free drafter, to follow the text's first `position` tokens, is not verified.
+    // A proposal of a free drafter, to follow the request's first `position` tokens, is not verified.
     void follow(int32_t drafter, Proposal proposal, size_t position);
 
-    // A round that had drafted `tokens` with `drafter` (-1: none) behind the first n_before tokens of the text is over.
-    // n_asked: how many tokens were asked of a drafter that is not free; is_end: the text has ended. Returns how many
-    // of `tokens` were right.
-    size_t learn(Policy & policy, int32_t text, int32_t drafter, int32_t proposal_class,
+    // A round that had drafted `tokens` with `drafter` (-1: none) behind the first n_before tokens of the request is
+    // over. n_asked: how many tokens were asked of a drafter that is not free; is_end: the request has ended. Returns
+    // how many of `tokens` were right.
+    size_t learn(Policy & policy, int32_t slot, int32_t drafter, int32_t proposal_class,
                  const std::vector<int32_t> & tokens, int32_t n_asked, size_t n_before,
                  const std::vector<int32_t> & history, bool is_end);
 

@@ -13,9 +13,9 @@ constexpr double most = 1.5;          // what one batch counts for, at most: ano
 
 } // namespace
 
-size_t BatchParts::choose(size_t n_rows, size_t n_texts) {
+size_t BatchParts::choose(size_t n_rows, size_t n_requests) {
     n_rows_ = 0;
-    if (n_rows < n_rows_least || n_texts < 2) {
+    if (n_rows < n_rows_least || n_requests < 2) {
         return 1;
     }
     n_rows_ = n_rows;
@@ -24,7 +24,7 @@ size_t BatchParts::choose(size_t n_rows, size_t n_texts) {
     } else {
         way_ = (faster() == cut) != (n_until_trial_ == 0) ? cut : whole;
     }
-    return way_ == whole ? 1 : std::min((n_rows + n_rows_wanted - 1) / n_rows_wanted, n_texts);
+    return way_ == whole ? 1 : std::min((n_rows + n_rows_wanted - 1) / n_rows_wanted, n_requests);
 }
 
 void BatchParts::observe(double us) {

@@ -1,4 +1,4 @@
-// How many tokens of prompts go into a step while other texts are in the middle of theirs: few enough that these are
+// How many tokens of prompts go into a step while other requests are in the middle of theirs: few enough that these are
 // not held up, and as many as that allows, since small chunks cost more for each token.
 //
 // Nothing about prompts is measured beforehand: costs fall with the length of a chunk and rise with what is before it
@@ -21,7 +21,7 @@ class PromptChunks {
     // Tokens of the next chunk, 1..n_most.
     int32_t n() const;
 
-    // Batches with n_prompt tokens of prompts, or of a text that is evaluated again, took us > 0; with rounds or
+    // Batches with n_prompt tokens of prompts, or of a request that is evaluated again, took us > 0; with rounds or
     // without.
     void observe(size_t n_prompt, bool has_rounds, double us);
 

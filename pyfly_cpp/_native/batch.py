@@ -106,7 +106,7 @@ class Batch(Handle):
         check(lib.pyfly_batch_measure, self.pointer, costs)
         return Costs(
             tuple((rows.n, rows.us) for rows in costs.rows[0 : costs.n_rows]),
-            tuple((d.drafter, d.n_texts, d.k, d.us) for d in costs.drafts[0 : costs.n_drafts]),
+            tuple((d.drafter, d.n_requests, d.k, d.us) for d in costs.drafts[0 : costs.n_drafts]),
             tuple(costs.catch_up_us[0 : len(self.drafters)]),
             costs.change_us,
         )

@@ -28,7 +28,7 @@ int32_t nearly_flat_row(void *, const int32_t *, size_t, float * out) {
 // It says that it has rows, and leaves some without tokens.
 class LeavesRows : public pyfly::Drafter {
   public:
-    int32_t n_texts() const override { return 2; }
+    int32_t n_slots() const override { return 2; }
     bool has_rows() const override { return true; }
     void propose(const std::vector<pyfly::DraftRequest> & requests) override {
         for (const pyfly::DraftRequest & request : requests) {
@@ -39,7 +39,7 @@ class LeavesRows : public pyfly::Drafter {
 
 class Proposes : public pyfly::Drafter {
   public:
-    int32_t n_texts() const override { return 2; }
+    int32_t n_slots() const override { return 2; }
     void propose(const std::vector<pyfly::DraftRequest> & requests) override {
         for (const pyfly::DraftRequest & request : requests) {
             request.out->tokens = {6};
@@ -50,7 +50,7 @@ class Proposes : public pyfly::Drafter {
 // It fails for the second text: where it is asked how much it has to do, or for a draft.
 class Fails : public pyfly::Drafter {
   public:
-    int32_t n_texts() const override { return 2; }
+    int32_t n_slots() const override { return 2; }
     size_t n_behind(int32_t text, const std::vector<int32_t> &) const override {
         if (text == 1 && fails_behind) {
             throw std::runtime_error("no tokenizer");
@@ -59,7 +59,7 @@ class Fails : public pyfly::Drafter {
     }
     void propose(const std::vector<pyfly::DraftRequest> & requests) override {
         for (const pyfly::DraftRequest & request : requests) {
-            if (request.text == 1 && fails_proposing) {
+            if (request.slot == 1 && fails_proposing) {
                 throw pyfly::Error(PYFLY_STATUS_CONTEXT_FULL, "the draft's cache is full");
             }
             request.out->tokens = {target_choice};

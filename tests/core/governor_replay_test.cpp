@@ -116,7 +116,7 @@ class Replay {
 
     Total decode(const Text & text) {
         total_ = {};
-        governor_.begin_text(0);
+        governor_.begin_request(0);
         n_behind_ = static_cast<int64_t>(text.prompt.size());
         if (model_ >= 0 && governor_.pays_to_follow(0, model_, longest_draft, 1, n_behind_)) {
             catch_up();

@@ -588,7 +588,7 @@ void test_catching_up_is_paid_for() {
         n_tries += choice.k > 0;
     }
     assert(n_tries == 0);
-    governor.begin_text(0);
+    governor.begin_request(0);
     assert(governor.choose({{0, {{0, k_max, 0, 0}}}})[0].k > 0); // the next request
 }
 
@@ -626,7 +626,7 @@ void test_what_other_texts_showed_is_believed_at_first() {
     assert(reached[0] < 0.2);
     acceptance.reach(2, 0, 3, reached); // a text that was never seen, in a place that is not known yet
     assert(reached[0] > 0.3 && reached[0] < 0.7);
-    acceptance.begin_text(0), acceptance.begin_text(99);
+    acceptance.begin_request(0), acceptance.begin_request(99);
     acceptance.reach(0, 0, 3, reached);
     assert(reached[0] > 0.3 && reached[0] < 0.7);
     acceptance.reach(0, 5, 3, reached); // another class
@@ -657,7 +657,7 @@ void test_odd_input_does_no_harm() {
     governor.observe_target(5, 1000.0);
     governor.observe_draft(2, {}, 100.0), governor.observe_draft(2, {0, 0}, 10.0), governor.observe_draft(2, {4}, 0.0);
     governor.observe_acceptance(40, 1, 99, 100, 100), governor.observe_acceptance(0, 1, -1, 0, 0);
-    governor.begin_text(12);
+    governor.begin_request(12);
     for (const Choice & choice : governor.choose({{3, {{7, 1000, 9, 1 << 30}}}, {900, {}}})) {
         assert(choice.k <= PYFLY_MAX_DEPTH);
     }

@@ -110,7 +110,7 @@ inline Result decode(const Machine & machine, const Drafters & drafters, const s
             Slot & slot = slots[i];
             if (slot.text == nullptr && n_begun < texts.size()) {
                 slot = {&texts[n_begun++], 0, 0, 0};
-                policy.begin_text(static_cast<int32_t>(i));
+                policy.begin_request(static_cast<int32_t>(i));
                 const bool is_behind = drafters.model && !drafters.is_head;
                 const bool follows =
                     is_behind && policy.pays_to_follow(static_cast<int32_t>(i), model, k_max, n_at_once, n_prompt);
@@ -125,7 +125,7 @@ inline Result decode(const Machine & machine, const Drafters & drafters, const s
                 continue;
             }
             Candidate & candidate = candidates.emplace_back();
-            candidate.text = static_cast<int32_t>(i);
+            candidate.slot = static_cast<int32_t>(i);
             const int32_t room = static_cast<int32_t>(slot.text->places.size() - slot.position) - 1;
             const Text::Place & here = slot.text->places[slot.position];
             if (drafters.lookup && room > 0 && here.lookup_class >= 0) {
@@ -149,7 +149,7 @@ inline Result decode(const Machine & machine, const Drafters & drafters, const s
             if (choice.k == 0 || choice.drafter != model || !drafters.model || drafters.noise == 1.0) {
                 continue;
             }
-            const Slot & slot = slots[static_cast<size_t>(candidates[i].text)];
+            const Slot & slot = slots[static_cast<size_t>(candidates[i].slot)];
             const auto stop = policy.stop(model, choice.k);
             double deeper = 1.0;
             for (int32_t n = 0; stop && n < choice.k; n++) {
@@ -190,7 +190,7 @@ inline Result decode(const Machine & machine, const Drafters & drafters, const s
         result.us += us;
         policy.observe_target(n_rows, measured(us));
         for (size_t i = 0; i < choices.size(); i++) {
-            Slot & slot = slots[static_cast<size_t>(candidates[i].text)];
+            Slot & slot = slots[static_cast<size_t>(candidates[i].slot)];
             const Choice choice = choices[i];
             const bool by_lookup = drafters.lookup && choice.drafter == lookup && choice.k > 0;
             const Text::Place & here = slot.text->places[slot.position];
@@ -198,19 +198,19 @@ inline Result decode(const Machine & machine, const Drafters & drafters, const s
             int32_t accepted = 0;
             if (chosen[i].k > 0) {
                 accepted = run_of(*slot.text, slot.position, by_lookup, choice.k);
-                policy.observe_acceptance(candidates[i].text, choice.drafter, by_lookup ? here.lookup_class : 0,
+                policy.observe_acceptance(candidates[i].slot, choice.drafter, by_lookup ? here.lookup_class : 0,
                                           chosen[i].k, accepted);
             }
             if (!confidence[i].empty()) {
                 const bool is_right = is_dropped[i] && accepted == choice.k &&
                                       run_of(*slot.text, slot.position, false, choice.k + 1) > choice.k;
-                policy.observe_confidence(candidates[i].text, model, confidence[i], chosen[i].k, choice.k,
+                policy.observe_confidence(candidates[i].slot, model, confidence[i], chosen[i].k, choice.k,
                                           static_cast<size_t>(accepted + (is_right ? 1 : 0)),
                                           !is_right && (accepted < choice.k || is_dropped[i]));
             }
             if (drafters.lookup && !by_lookup && here.lookup_class >= 0 && room > 0 && slot.position >= slot.shadowed) {
                 const int32_t n = std::min(room, k_max), right = run_of(*slot.text, slot.position, true, n);
-                policy.observe_acceptance(candidates[i].text, lookup, here.lookup_class, n, right);
+                policy.observe_acceptance(candidates[i].slot, lookup, here.lookup_class, n, right);
                 slot.shadowed = slot.position + static_cast<size_t>(right) + 1;
             }
             slot.position += static_cast<size_t>(accepted) + 1;

@@ -47,7 +47,7 @@ class Watched : public pyfly::ScriptedModel {
 // Made-up tokens are no text that a model of another vocabulary drafts for as it does for others.
 class OfUsualTexts : public pyfly::Drafter {
   public:
-    int32_t n_texts() const override { return 3; }
+    int32_t n_slots() const override { return 3; }
     std::vector<int32_t> usual_text() const override { return {5, 6, 7}; }
     void propose(const std::vector<pyfly::DraftRequest> & requests) override {
         for (const pyfly::DraftRequest & request : requests) {

@@ -1,4 +1,4 @@
-#include "text.h"
+#include "request.h"
 
 #include <algorithm>
 #include <new>
@@ -19,25 +19,25 @@ Failure current_failure() {
     }
 }
 
-void Text::begin() {
-    is_prepared = is_waiting = is_suspect = false;
+void Request::begin() {
+    schedule.is_prepared = schedule.is_waiting = schedule.is_suspect = false;
     failure = {};
-    outcomes.begin();
+    learning.outcomes.begin();
 }
 
-void Text::had_round() {
-    has_had_round = true;
-    const int64_t n = n_room - static_cast<int64_t>(sequence.transcript().records().size());
-    n_room = static_cast<int32_t>(std::max<int64_t>(n, 1));
+void Request::had_round() {
+    schedule.has_had_round = true;
+    const int64_t n = schedule.n_room - static_cast<int64_t>(sequence.transcript().records().size());
+    schedule.n_room = static_cast<int32_t>(std::max<int64_t>(n, 1));
 }
 
-void Text::stop(bool has_evaluated) {
+void Request::stop(bool has_evaluated) {
     failure = current_failure();
     sequence.fail(has_evaluated);
 }
 
-void Text::make_wait() {
-    is_waiting = true;
+void Request::make_wait() {
+    schedule.is_waiting = true;
     sequence.postpone();
     sequence.memory().clear();
 }

@@ -1,4 +1,4 @@
-// A text in its slot of the batch, and what drafting and evaluating have to know of it. No llama.h.
+// A request of the batch: its slot, its schedule, and what drafting learns from it. No llama.h.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace pyfly {
 
-// Why a text stopped.
+// Why a request stopped.
 struct Failure {
     pyfly_status status = PYFLY_OK;
     std::string message;
@@ -28,28 +28,37 @@ struct Drafted {
     bool is_from_answers = false;
 };
 
-struct Text {
-    Sequence sequence;
+// When the batch serves a request.
+struct Schedule {
     int64_t order = 0;                 // of its beginning: the smaller, the older
-    size_t n_prompt = 0;               // tokens before the answer
-    int64_t used = 0;                  // when its slot was used last
+    int64_t used = 0;                  // the step in which its slot was used last
     int32_t n_room = Model::unlimited; // how many more tokens are wanted, >= 1
     bool is_prepared = false;          // the drafters have caught up with the prompt
     bool is_waiting = false;           // there was no room for it
     bool is_suspect = false;           // a batch with it failed: it is evaluated alone until it has had a round
     bool has_had_round = false;        // in the last step
-    Failure failure = {};              // why it stopped in the last step, if it did
+};
 
-    // What drafting.* learns from, once the round is taken.
+// What drafting.* and the governor learn from, once a round is taken.
+struct Learning {
     Outcomes outcomes = {};
     Drafted drafted = {};
+};
+
+// A slot of the batch and the request in it; the next one takes its place.
+struct Request {
+    Sequence sequence;
+    Schedule schedule = {};
+    Learning learning = {};
+    size_t n_prompt = 0;  // tokens before the answer
+    Failure failure = {}; // why it stopped in the last step, if it did
 
     int32_t slot() const { return sequence.memory().sequence(); }
     int32_t owner() const { return sequence.config().owner; } // of what its slot holds
-    bool is_running() const { return sequence.is_active() && !is_waiting; }
+    bool is_running() const { return sequence.is_active() && !schedule.is_waiting; }
     bool is_midway() const { return is_running() && sequence.n_rounds() > 0; } // somebody waits for its next token
 
-    // A text begins here, or goes on somewhere else.
+    // A request begins here, or goes on somewhere else.
     void begin();
 
     // It has taken what came of a round: less is wanted now.
