@@ -19,16 +19,16 @@ from pyfly_cpp._version import __version__
 from pyfly_cpp.errors import NamingError, did_you_mean
 
 _COMMANDS = {
-    "chat": ("chat", "Talk to a model."),
+    "chat": ("chat_command", "Talk to a model."),
     "demo": ("demo", "See one answer without drafts and with them."),
     "complete": ("complete", "Complete a prompt: argument or stdin to stdout."),
-    "serve": ("serve", "Serve a model to programs, and on a web page."),
+    "serve": ("serve_command", "Serve a model to programs, and on a web page."),
     "bench": ("bench", "Measure the speed without drafts and with them."),
     "eval": ("evaluate", "Measure the quality of answers, and the speed, on a task."),
     "explain": ("explain", "Write a page that shows how each token was produced."),
-    "heads": ("heads", "Train a head that drafts for a model."),
+    "heads": ("heads_command", "Train a head that drafts for a model."),
     "doctor": ("doctor", "Show versions and devices, and whether a model and a draft fit."),
-    "models": ("models", "List, fetch and pair models, or make a draft of one."),
+    "models": ("models_command", "List, fetch and pair models, or make a draft of one."),
 }
 """For each command its module in this package, imported when the command is used, and its line in the help."""
 

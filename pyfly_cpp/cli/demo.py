@@ -16,7 +16,7 @@ from pyfly_cpp.cli.headings import HeadedCommand, number
 from pyfly_cpp.cli.kinds import Int
 from pyfly_cpp.cli.loading import MODEL_ARGUMENT, Models, model_options, reading
 from pyfly_cpp.cli.measuring import look_at_machine
-from pyfly_cpp.cli.terminal import Answer, note, write, write_sentences
+from pyfly_cpp.cli.terminal import AnswerWriter, note, write, write_sentences
 from pyfly_cpp.decoding import PLAIN, Decoding
 from pyfly_cpp.decoding.resolve import Resolved
 from pyfly_cpp.engine.stats import Stats
@@ -103,7 +103,7 @@ def answer(
     llm.decoding = replace(setting, draft_max=0) if setting.is_plain else setting
     llm.drafter = drafter
     llm.reset_stats()
-    texts, written = [], Answer()
+    texts, written = [], AnswerWriter()
     pieces = llm.write_chat([{"role": "user", "content": PROMPT}], temperature=0.0, max_tokens=max_tokens)
     with reading(llm) as bar, contextlib.closing(pieces):
         for piece in pieces:

@@ -12,7 +12,7 @@ from pyfly_cpp.cli.kinds import SEED, Int
 from pyfly_cpp.cli.loading import Models, model_options, reading
 from pyfly_cpp.cli.measuring import open_session, preset_settings
 from pyfly_cpp.cli.options import TEMPERATURE_OPTION
-from pyfly_cpp.cli.terminal import Answer, note
+from pyfly_cpp.cli.terminal import AnswerWriter, note
 from pyfly_cpp.cli.text import TEXT
 from pyfly_cpp.decoding import EXACT, Decoding
 from pyfly_cpp.machine.files import require_free, write_atomically
@@ -75,7 +75,7 @@ def command(
     drafter = " and ".join(map(str, generator.drafters.of(setting).drafters))
     page = make_page(generated, detokenize, llm.vocabulary.is_control, prompt, setting, models.model, drafter)
     write_atomically(output, render(page))
-    answer = Answer()
+    answer = AnswerWriter()
     answer.write(generated.text + "\n")
     note(generated.stats.summary())
     note(f"Written to {Path(output)}")

@@ -16,7 +16,7 @@ COMMANDS = (
 )  # fmt: skip
 
 
-class Reader(Protocol):
+class MessageReader(Protocol):
     """Reads messages: valid Unicode, whatever was typed, pasted or piped."""
 
     interactive: bool
@@ -26,7 +26,7 @@ class Reader(Protocol):
         ...
 
 
-def make_reader() -> Reader:
+def make_reader() -> MessageReader:
     """A terminal's reader if a person sits there, else a pipe's."""
     if sys.stdin.isatty() and sys.stderr.isatty():
         return TerminalReader()

@@ -42,7 +42,7 @@ def write_marked(text: str) -> None:
     sys.stdout.flush()
 
 
-class Answer:
+class AnswerWriter:
     """Writes an answer to stdout piece by piece; at a terminal, lines break between words. Code between lines of ```
     is left as it is."""
 

@@ -16,7 +16,7 @@ import time
 import pytest
 from gguf_edit import edit_gguf
 
-from pyfly_cpp.cli import chat as chats
+from pyfly_cpp.cli import chat_command as chats
 from pyfly_cpp.cli.reader import PipeReader
 from pyfly_cpp.decoding.presets import load_preset
 from pyfly_cpp.engine.output import Output, Piece, Token

@@ -353,7 +353,7 @@ def test_an_interrupt_is_one_line(run, monkeypatch):
     assert (result.code, result.err) == (130, "Interrupted.\n")
 
 
-@pytest.mark.parametrize("module", ["numpy", "click", "pyfly_cpp.cli.chat"])
+@pytest.mark.parametrize("module", ["numpy", "click", "pyfly_cpp.cli.chat_command"])
 def test_an_interrupt_while_modules_are_imported(module):
     block = f"""
 import sys

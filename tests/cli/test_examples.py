@@ -8,7 +8,7 @@ import shlex
 import pytest
 from documents import fill
 
-from pyfly_cpp.cli import _COMMANDS, loading, models
+from pyfly_cpp.cli import _COMMANDS, loading, models_command
 
 from .conftest import TARGET
 
@@ -52,8 +52,8 @@ def test_every_command_is_here():
 def test_the_example_runs(run, tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     fill(tmp_path)
-    monkeypatch.setattr(models, "fetch_model", lambda *_: TARGET)  # what it does: test_models.py
-    monkeypatch.setattr(models.models, "locate", lambda name: TARGET)
+    monkeypatch.setattr(models_command, "fetch_model", lambda *_: TARGET)  # what it does: test_models.py
+    monkeypatch.setattr(models_command.models, "locate", lambda name: TARGET)
     found = list(examples(run(*command, "--help").out))
     assert found
     for arguments, stdin in found:

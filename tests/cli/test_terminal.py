@@ -12,7 +12,7 @@ import pytest
 
 from pyfly_cpp.cli.drafts import paint
 from pyfly_cpp.cli.measuring import show_table
-from pyfly_cpp.cli.terminal import Answer, Bar, note, shown, write
+from pyfly_cpp.cli.terminal import AnswerWriter, Bar, note, shown, write
 from pyfly_cpp.engine.output import Piece
 from pyfly_cpp.llama.fly_llama import FlyLlama
 
@@ -115,7 +115,7 @@ def test_that_a_prompt_is_read_shows_at_once(run, terminal):
 
 
 class Screen:
-    """As far as a terminal needs to be one for `Answer`."""
+    """As far as a terminal needs to be one for `AnswerWriter`."""
 
     def __init__(self, text):
         self.lines, at = [""], 0
@@ -139,7 +139,7 @@ def test_no_line_of_an_answer_breaks_in_a_word(monkeypatch, capsys, terminal, co
     words = ["a" * (1 + i * 7 % 13) + ("," if i % 5 == 0 else "") for i in range(200)]
     code = "```\n" + "x = 1 " * 40 + "\n```\n"
     text = " ".join(words) + "\n" + "-" * 300 + "\n" + code + "End of it."
-    answer = Answer()
+    answer = AnswerWriter()
     for i in range(0, len(text), 3):
         answer.write(text[i : i + 3])
     lines = Screen(capsys.readouterr().out).lines

@@ -17,9 +17,9 @@ from llama_cpp.llama_speculative import LlamaDraftModel
 
 from pyfly_cpp import _native
 from pyfly_cpp.decoding.drafters.cross_vocabulary import CrossVocabulary
+from pyfly_cpp.decoding.drafters.draft_heads import MTP, DFlash, DSpark, Eagle3
+from pyfly_cpp.decoding.drafters.draft_model import DraftModel
 from pyfly_cpp.decoding.drafters.drafter import AnyOption, Host, NamesOption, Option, OwnDrafter, PathOption
-from pyfly_cpp.decoding.drafters.heads import MTP, DFlash, DSpark, Eagle3
-from pyfly_cpp.decoding.drafters.model import DraftModel
 from pyfly_cpp.decoding.drafters.prompt_lookup import PromptLookup
 
 __all__ = [

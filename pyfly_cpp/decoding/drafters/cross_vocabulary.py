@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from pyfly_cpp import _native
+from pyfly_cpp.decoding.drafters.draft_model import DraftModel
 from pyfly_cpp.decoding.drafters.drafter import AnyOption, Host, OwnDrafter
-from pyfly_cpp.decoding.drafters.model import DraftModel
 
 
 @dataclass(frozen=True)

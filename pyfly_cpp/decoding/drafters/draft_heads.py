@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pyfly_cpp import _native
+from pyfly_cpp.decoding.drafters.draft_model import WithModel
 from pyfly_cpp.decoding.drafters.drafter import Host
-from pyfly_cpp.decoding.drafters.model import WithModel
 from pyfly_cpp.machine.files import require_gguf
 from pyfly_cpp.models.named import model_file
 

@@ -23,8 +23,8 @@ from pyfly_cpp.cli.headings import Formatter, HeadedCommand
 from pyfly_cpp.cli.kinds import DRAFTER
 from pyfly_cpp.cli.loading import MODEL_ARGUMENT, is_full, reading
 from pyfly_cpp.cli.options import Options, shared_options
-from pyfly_cpp.cli.reader import COMMANDS, Reader, make_reader
-from pyfly_cpp.cli.terminal import Answer, folded, note, unseen_typing, warn, write, write_marked
+from pyfly_cpp.cli.reader import COMMANDS, MessageReader, make_reader
+from pyfly_cpp.cli.terminal import AnswerWriter, folded, note, unseen_typing, warn, write, write_marked
 from pyfly_cpp.cli.text import TEXT, file_named
 from pyfly_cpp.decoding.gates import examples, parse_gate
 from pyfly_cpp.decoding.presets import SHIPPED, load_preset
@@ -87,7 +87,7 @@ def command(options: Options, system: str | None, show_drafts: bool) -> None:
     try:
         options = options.for_chat(llm.metadata)
         llm.decoding = options.decoding
-        chat = Chat(llm, options, Conversation(system), make_reader(), show_drafts)
+        chat = ChatLoop(llm, options, Conversation(system), make_reader(), show_drafts)
         n_failed = chat.run()
     finally:
         llm.close()
@@ -95,11 +95,11 @@ def command(options: Options, system: str | None, show_drafts: bool) -> None:
         sys.exit(1)
 
 
-class Chat:
+class ChatLoop:
     """The loop, and what it remembers."""
 
     def __init__(
-        self, llm: FlyLlama, options: Options, conversation: Conversation, reader: Reader, show_drafts: bool
+        self, llm: FlyLlama, options: Options, conversation: Conversation, reader: MessageReader, show_drafts: bool
     ) -> None:
         self._llm = llm
         self._options = options
@@ -239,7 +239,7 @@ class Chat:
         llm = self._llm
         before_stats = llm.stats
         said, tokens = list[Token](), list[int]()
-        written = Answer()
+        written = AnswerWriter()
         is_stopped, finish, loop = False, None, None
         try:
             pieces = write_pieces(self._options.request())
