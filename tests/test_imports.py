@@ -43,7 +43,7 @@ ROOMS = (
     ("ranges",),
     ("_native",),
     ("machine",),
-    ("models",),
+    ("models", "grammar"),
     ("decoding",),
     ("engine",),
     ("llama",),

@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyfly_cpp.llama.numbers import integers
-from pyfly_cpp.llama.patterns import pattern_rule
-from pyfly_cpp.llama.schemas import gbnf_of
+from pyfly_cpp.grammar.numbers import integers
+from pyfly_cpp.grammar.patterns import pattern_rule
+from pyfly_cpp.grammar.schemas import gbnf_of
 
 
 class Writer:

@@ -17,8 +17,8 @@ from pyfly_cpp.cli.terminal import note, write
 from pyfly_cpp.cli.text import SOME_TEXT, TEXT, piped_text
 from pyfly_cpp.decoding.data import drafter_as_data
 from pyfly_cpp.errors import ContextFullError
+from pyfly_cpp.grammar.response_format import schema_grammar
 from pyfly_cpp.llama.fly_llama import FlyLlama
-from pyfly_cpp.llama.response_format import schema_grammar
 from pyfly_cpp.machine.files import file_text
 
 

@@ -29,12 +29,12 @@ from pyfly_cpp.engine.output import Logprobs, Output, Piece, Token, completion_l
 from pyfly_cpp.engine.processors import bias_processor, listed
 from pyfly_cpp.engine.request import Request
 from pyfly_cpp.errors import ContextFullError
+from pyfly_cpp.grammar.response_format import named_tool
 from pyfly_cpp.llama.arguments import ChatArguments, CompletionArguments, described_by
 from pyfly_cpp.llama.drafting_llama import DraftingLlama
 from pyfly_cpp.llama.generation import Generation
 from pyfly_cpp.llama.prompting import chat_handler, hear_chat, only_formats
-from pyfly_cpp.llama.response_format import named_tool
-from pyfly_cpp.llama.schemas import with_strict_strings
+from pyfly_cpp.llama.strict_grammars import with_strict_strings
 
 _INFILL = 0
 """What the base class puts for the tokens around prefix, suffix and middle."""

@@ -28,7 +28,7 @@ from pyfly_cpp.engine.vocabulary import Vocabulary
 from pyfly_cpp.errors import ArgumentError
 from pyfly_cpp.llama.load_limits import require_adapter, why_not_loaded, within_positions
 from pyfly_cpp.llama.prompting import as_texts, chat_handler, markers_of, only_formats
-from pyfly_cpp.llama.response_format import with_grammar
+from pyfly_cpp.llama.strict_grammars import with_grammar
 from pyfly_cpp.machine import exactness, extra_buffers, kernels
 from pyfly_cpp.machine.memory import in_words
 from pyfly_cpp.machine.placement import Placement

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 from pyfly_cpp._version import __version__
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.engine.output import Piece, Token
-from pyfly_cpp.llama.response_format import schema_of
-from pyfly_cpp.llama.schemas import Framed
+from pyfly_cpp.grammar.response_format import schema_of
+from pyfly_cpp.grammar.schemas import Framed
 from pyfly_cpp.serve.errors import ApiError, bad_request
 from pyfly_cpp.serve.grammars import Constraint
 from pyfly_cpp.serve.model import Model

@@ -10,8 +10,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from pyfly_cpp.grammar.readers import GrammarReaders
 from pyfly_cpp.serve.errors import ApiError, bad_request
-from pyfly_cpp.serve.grammar_readers import GrammarReaders
 
 _N_KEPT = 64
 _N_REFUSED = 1024

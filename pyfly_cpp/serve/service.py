@@ -19,11 +19,11 @@ from starlette.requests import Request
 from pyfly_cpp.engine.handle import Handle
 from pyfly_cpp.engine.output import Piece
 from pyfly_cpp.errors import ContextFullError, NotFiniteError
+from pyfly_cpp.grammar.readers import Unavailable
 from pyfly_cpp.serve.answers import Answer
 from pyfly_cpp.serve.body import Body, read_json
 from pyfly_cpp.serve.embedder import Embedder
 from pyfly_cpp.serve.errors import ApiError, bad_request, internal, stopping
-from pyfly_cpp.serve.grammar_readers import Unavailable
 from pyfly_cpp.serve.grammars import Constraint, Grammars
 from pyfly_cpp.serve.logs import Log
 from pyfly_cpp.serve.metrics import Metrics

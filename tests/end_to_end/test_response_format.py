@@ -8,7 +8,7 @@ import pytest
 from llama_cpp import LlamaGrammar
 
 from pyfly_cpp import FlyBatch, FlyLlama
-from pyfly_cpp.llama.schemas import with_strict_strings
+from pyfly_cpp.llama.strict_grammars import with_strict_strings
 
 OPTIONS = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
 MESSAGES = [{"role": "user", "content": "How many apples has Tom?"}]

@@ -11,9 +11,9 @@ import time
 
 import pytest
 
-from pyfly_cpp.serve._grammar_process import Reader, Turns
+from pyfly_cpp.grammar._process import GrammarReader, ReaderTurns
+from pyfly_cpp.grammar.readers import Unavailable
 from pyfly_cpp.serve.errors import ApiError
-from pyfly_cpp.serve.grammar_readers import Unavailable
 from pyfly_cpp.serve.grammars import Constraint, Grammars
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="readers are forked")
@@ -203,8 +203,8 @@ def test_a_model_file_that_was_moved(tiny_target, tmp_path):
 
 def test_slices():
     """The client who had least, and of its grammars the one that had least."""
-    turns, order = Turns(), []
-    readers = [Reader(n, whose) for n, whose in enumerate("aaaab")]
+    turns, order = ReaderTurns(), []
+    readers = [GrammarReader(n, whose) for n, whose in enumerate("aaaab")]
     for _ in range(8):
         chosen = turns.next(readers)
         for reader in readers:
@@ -213,7 +213,7 @@ def test_slices():
         turns.spend(readers, 1.0)
     n_slices = [sum(n in chosen for chosen in order) for n in range(5)]
     assert n_slices[4] >= 7 and max(n_slices[:4]) - min(n_slices[:4]) <= 1
-    newcomer = Reader(5, "a")
+    newcomer = GrammarReader(5, "a")
     readers.append(newcomer)
     assert newcomer in turns.next(readers)
     turns.spend([], 1.0)

@@ -14,20 +14,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from llama_cpp import llama_grammar
-from llama_cpp.llama_grammar import PRIMITIVE_RULES, LlamaGrammar, json_schema_to_gbnf
-
-from pyfly_cpp.llama.numbers import decimals, integers
-from pyfly_cpp.llama.patterns import MOST_TIMES, escaped, pattern_rule
-from pyfly_cpp.llama.values import ANNOTATIONS, are_same, keeps, kind_of
+from pyfly_cpp.grammar.numbers import decimals, integers
+from pyfly_cpp.grammar.patterns import MOST_TIMES, escaped, pattern_rule
+from pyfly_cpp.grammar.values import ANNOTATIONS, are_same, keeps, kind_of
 
 _PAIR = r'[dD] [89abAB] [0-9a-fA-F] [0-9a-fA-F] "\\u" [dD] [c-fC-F] [0-9a-fA-F] [0-9a-fA-F]'
 _UNIT = r"[0-9a-ce-fA-CE-F] [0-9a-fA-F] [0-9a-fA-F] [0-9a-fA-F] | [dD] [0-7] [0-9a-fA-F] [0-9a-fA-F]"
-_CHARACTER = rf'[^"\\\x00-\x1F] | "\\" (["\\/bfnrt] | "u" ({_UNIT} | {_PAIR}))'
+CHARACTER = rf'[^"\\\x00-\x1F] | "\\" (["\\/bfnrt] | "u" ({_UNIT} | {_PAIR}))'
 """One character in a JSON string: no control character, no half of a surrogate pair."""
 
 _PRIMITIVES = rf"""space ::= " "?
-char ::= {_CHARACTER}
+char ::= {CHARACTER}
 string ::= "\"" char* "\""
 integer ::= {integers(None, None)}
 number ::= {decimals(None, None)} ([eE] [-+]? [0-9]{{1,2}})?
@@ -70,27 +67,6 @@ _FORMATS = {
 """Texts that certainly have a format, and not all of them."""
 
 _MOST_NESTED = 100
-
-_MOST_KEPT = 256
-_strict_of: dict[str, str] = {}
-"""Schemas as chat formats write them, and our grammars of them; the newest last."""
-
-
-class _Converted(str):
-    """A grammar that llama-cpp-python has made of a schema. Others may become the same one, as it leaves out bounds."""
-
-    schema = ""
-
-
-def _convert(schema: str, *more: Any, **named: Any) -> str:
-    grammar = _Converted(json_schema_to_gbnf(schema, *more, **named))
-    grammar.schema = schema
-    return grammar
-
-
-llama_grammar.json_schema_to_gbnf = _convert  # chat formats convert tools' parameters themselves
-
-_LOOSE_CHARACTER = re.compile(rf"(?m)^char ::= {re.escape(PRIMITIVE_RULES['char'].content)}$")
 
 
 class SchemaGrammar(NamedTuple):
@@ -478,35 +454,6 @@ def _of_type(schema: Mapping[str, Any], kind: Any) -> dict[str, Any]:
     """Without what is for other types."""
     others = frozenset[str]().union(*_KEYWORDS.values()) - _KEYWORDS.get(kind, frozenset())
     return {word: value for word, value in schema.items() if word not in others}
-
-
-def expect_schema(text: str) -> None:
-    """Tells `with_strict_strings` of a schema, as JSON, that a chat format of llama-cpp-python will convert itself.
-
-    Raises:
-        Exception: of many kinds, if either cannot convert it: chat formats then let any JSON pass.
-    """
-    strict = _strict_grammar(text)
-    _strict_of.pop(text, None)
-    _strict_of[text] = strict
-    for oldest in list(_strict_of)[:-_MOST_KEPT]:
-        _strict_of.pop(oldest, None)
-
-
-@functools.lru_cache(_MOST_KEPT)
-def _strict_grammar(text: str) -> str:
-    """Our grammar of a schema that llama-cpp-python can convert, too."""
-    json_schema_to_gbnf(text)
-    return gbnf_of(schema_from(text)).text
-
-
-def with_strict_strings(grammar: LlamaGrammar) -> LlamaGrammar:
-    """The same grammar, or if llama-cpp-python converted it from a schema, as its chat formats do with a tool's
-    parameters, ours of that schema; of one that was not expected, without control characters in strings."""
-    loose = grammar._grammar
-    expected = _strict_of.get(loose.schema) if isinstance(loose, _Converted) else None
-    strict = expected or _LOOSE_CHARACTER.sub(lambda _: f"char ::= {_CHARACTER}", loose)
-    return grammar if strict == loose else LlamaGrammar.from_string(strict, verbose=False)
 
 
 def _refuse(constant: str) -> Any:

@@ -1,4 +1,4 @@
-"""The process that reads grammars: `python -m pyfly_cpp.serve._grammar_process MODEL MAX_BYTES`.
+"""The process that reads grammars: `python -m pyfly_cpp.grammar._process MODEL MAX_BYTES`.
 
 It loads the vocabulary once and forks a reader for each constraint, which a hard grammar may end without harm. Two
 readers run at a time. Each has a slice of time, and the next one is of the client who had the least, and of its
@@ -26,7 +26,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from pyfly_cpp.serve._grammar_probe import MEMORY, TOO_LARGE, TOO_SLOW, Probe, limit_memory
+from pyfly_cpp.grammar._probe import MEMORY, TOO_LARGE, TOO_SLOW, Probe, limit_memory
 
 _N_AT_ONCE = 2
 _SLICE = 0.05
@@ -57,7 +57,7 @@ def main(model_path: str, max_bytes: int) -> None:
             _write(1, {"id": asked["id"], **probe.answer(asked["constraint"])})
 
 
-class Reader:
+class GrammarReader:
     """A forked process that reads one constraint."""
 
     def __init__(self, number: int, whose: str, pid: int = 0, pipe: int = -1) -> None:
@@ -75,14 +75,14 @@ class Reader:
         """Whether it was ended for the memory of all."""
 
 
-class Turns:
+class ReaderTurns:
     """Whose readers run."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         """The time that each client's readers have had while it had any."""
 
-    def spend(self, readers: list[Reader], seconds: float) -> None:
+    def spend(self, readers: list[GrammarReader], seconds: float) -> None:
         """Counts a slice of those that run, and forgets clients that have no readers."""
         present = {reader.whose for reader in readers}
         self.seconds = {whose: self.seconds.get(whose, 0.0) for whose in present}
@@ -91,10 +91,10 @@ class Turns:
                 reader.seconds += seconds
                 self.seconds[reader.whose] += seconds
 
-    def next(self, readers: list[Reader]) -> list[Reader]:
+    def next(self, readers: list[GrammarReader]) -> list[GrammarReader]:
         """Those that are to run in the next slice."""
 
-        def had(reader: Reader) -> tuple[float, float, int]:
+        def had(reader: GrammarReader) -> tuple[float, float, int]:
             return self.seconds.get(reader.whose, 0.0), reader.seconds, reader.number
 
         return sorted(readers, key=had)[:_N_AT_ONCE]
@@ -106,8 +106,8 @@ class Readers:
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
         self._selector = selectors.DefaultSelector()
-        self._readers: dict[int, Reader] = {}
-        self._turns = Turns()
+        self._readers: dict[int, GrammarReader] = {}
+        self._turns = ReaderTurns()
 
     def run(self) -> None:
         """Serves lines until stdin ends; ends its readers then."""
@@ -146,7 +146,7 @@ class Readers:
             finally:
                 os._exit(1)
         os.close(end)
-        reader = Reader(asked["id"], asked["whose"], pid, pipe)
+        reader = GrammarReader(asked["id"], asked["whose"], pid, pipe)
         self._readers[reader.number] = reader
         self._selector.register(pipe, selectors.EVENT_READ, reader)
 
@@ -161,14 +161,14 @@ class Readers:
         _write(1, answer)
         os._exit(0)
 
-    def _hear(self, reader: Reader) -> None:
+    def _hear(self, reader: GrammarReader) -> None:
         part = os.read(reader.pipe, 2**16)
         reader.answer += part
         if not part and reader.number in self._readers:
             answer = _verdict(reader, self._end(reader))
             _write(1, {"id": reader.number, **answer})
 
-    def _end(self, reader: Reader) -> int:
+    def _end(self, reader: GrammarReader) -> int:
         """How it ended, as `os.waitpid` tells it."""
         del self._readers[reader.number]
         self._selector.unregister(reader.pipe)
@@ -196,7 +196,7 @@ class Readers:
             os.kill(largest.pid, signal.SIGKILL)
 
 
-def _verdict(reader: Reader, status: int) -> dict[str, Any]:
+def _verdict(reader: GrammarReader, status: int) -> dict[str, Any]:
     """The answer for a constraint whose reader has ended."""
     if reader.is_victim:
         return {"error": "takes much memory while others are read; try again later", "passes": True}

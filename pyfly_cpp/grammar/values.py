@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from typing import Any
 
-from pyfly_cpp.llama.patterns import pattern_rule
+from pyfly_cpp.grammar.patterns import pattern_rule
 
 ANNOTATIONS = frozenset((
     "$schema", "$id", "$defs", "$comment", "$anchor", "definitions", "title", "description", "default", "examples",

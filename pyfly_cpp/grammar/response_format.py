@@ -10,7 +10,7 @@ from typing import Any
 
 from llama_cpp.llama_grammar import LlamaGrammar
 
-from pyfly_cpp.llama.schemas import expect_schema, gbnf_of, schema_from
+from pyfly_cpp.grammar.schemas import gbnf_of, schema_from
 
 _TYPED = frozenset(("type", "const", "enum", "$ref", "allOf", "anyOf", "oneOf"))
 """Keywords of a schema that tell the type of a value."""
@@ -55,7 +55,7 @@ def schema_grammar(schema: str, name: str) -> LlamaGrammar:
         value = schema_from(schema)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{name} is not valid JSON: {error}.") from None
-    with _convertible(name):
+    with convertible(name):
         made = gbnf_of(value)
         grammar = LlamaGrammar.from_string(made.text, verbose=False)
     if made.loose:
@@ -63,28 +63,9 @@ def schema_grammar(schema: str, name: str) -> LlamaGrammar:
     return grammar
 
 
-def with_grammar(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of `create_chat_completion`, a format with a schema replaced by its grammar; the schemas of tools are
-    made known to `with_strict_strings`. Raises ValueError as above, for a tool only if the call must be of it."""
-    out = dict(arguments)
-    schema = schema_of(out.get("response_format"))
-    if schema is not None:
-        if out.get("grammar") is not None:
-            raise ValueError("give either grammar= or a response_format with a schema, not both.")
-        text = _as_text(schema, "the schema of response_format")
-        out["response_format"], out["grammar"] = None, schema_grammar(text, "the schema of response_format")
-    named = named_tool(out)
-    for name, parameters in _parameters_of_tools(out):
-        what = f"the schema of the tool {name!r}"
-        with contextlib.suppress(*([] if name == named else [ValueError])):
-            text = _as_text(parameters, what)
-            with _convertible(what):
-                expect_schema(text)
-    return out
-
-
 @contextlib.contextmanager
-def _convertible(name: str) -> Iterator[None]:
+def convertible(name: str) -> Iterator[None]:
+    """A block that converts a schema: what goes wrong in it is a ValueError that begins with the schema's name."""
     try:
         yield
     except ValueError as error:
@@ -94,7 +75,8 @@ def _convertible(name: str) -> Iterator[None]:
         raise ValueError(f"{name} is not a JSON schema that llama-cpp-python can follow ({reason}).") from error
 
 
-def _as_text(schema: object, name: str) -> str:
+def as_text(schema: object, name: str) -> str:
+    """A schema as JSON; raises ValueError, which begins with its name, if it cannot be written."""
     try:
         return json.dumps(schema)
     except (TypeError, ValueError, RecursionError) as error:
@@ -108,11 +90,3 @@ def named_tool(arguments: Mapping[str, Any]) -> Any:
         return function.get("name")
     inner = choice.get("function") if isinstance(choice, Mapping) else None
     return inner.get("name") if isinstance(inner, Mapping) else None
-
-
-def _parameters_of_tools(arguments: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
-    """(name, schema) of each tool that has one; what is no tool is left to the chat format."""
-    tools = [tool.get("function") for tool in arguments.get("tools") or () if isinstance(tool, Mapping)]
-    for function in [*tools, *(arguments.get("functions") or ())]:
-        if isinstance(function, Mapping) and isinstance(function.get("parameters"), Mapping):
-            yield function.get("name"), function["parameters"]

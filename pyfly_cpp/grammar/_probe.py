@@ -20,7 +20,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-from pyfly_cpp.llama.schemas import Framed, SchemaGrammar, gbnf_of_any, schema_from
+from pyfly_cpp.grammar.schemas import Framed, SchemaGrammar, gbnf_of_any, schema_from
 
 MEMORY = 2**28
 """Bytes that reading a grammar may take."""

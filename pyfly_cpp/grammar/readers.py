@@ -43,7 +43,7 @@ class _Asked:
 
 
 class GrammarReaders:
-    """Asks `_grammar_process` and keeps it running. It belongs to one event loop."""
+    """Asks `_process` and keeps it running. It belongs to one event loop."""
 
     def __init__(self, model_path: str, max_bytes: int) -> None:
         """
@@ -78,7 +78,7 @@ class GrammarReaders:
             seconds: Of processor time.
 
         Returns:
-            As `_grammar_process` describes it.
+            As `_process` describes it.
 
         Raises:
             Unavailable: the process does not start.
@@ -170,7 +170,7 @@ class GrammarReaders:
                 if self._file is not None and not os.path.exists(path):  # it was moved, and is still open here
                     path, files = f"/dev/fd/{self._file}", [self._file]
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "pyfly_cpp.serve._grammar_process", path, str(self._max_bytes)],
+                    [sys.executable, "-m", "pyfly_cpp.grammar._process", path, str(self._max_bytes)],
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
                     pass_fds=files,
                 )  # fmt: skip

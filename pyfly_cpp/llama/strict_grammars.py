@@ -1,0 +1,94 @@
+"""Our grammars in place of those that llama-cpp-python and its chat formats convert from schemas themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from llama_cpp import llama_grammar
+from llama_cpp.llama_grammar import PRIMITIVE_RULES, LlamaGrammar, json_schema_to_gbnf
+
+from pyfly_cpp.grammar.response_format import as_text, convertible, named_tool, schema_grammar, schema_of
+from pyfly_cpp.grammar.schemas import CHARACTER, gbnf_of, schema_from
+
+_MOST_KEPT = 256
+_strict_of: dict[str, str] = {}
+"""Schemas as chat formats write them, and our grammars of them; the newest last."""
+
+
+class _Converted(str):
+    """A grammar that llama-cpp-python has made of a schema. Others may become the same one, as it leaves out bounds."""
+
+    schema = ""
+
+
+def _convert(schema: str, *more: Any, **named: Any) -> str:
+    grammar = _Converted(json_schema_to_gbnf(schema, *more, **named))
+    grammar.schema = schema
+    return grammar
+
+
+llama_grammar.json_schema_to_gbnf = _convert  # chat formats convert tools' parameters themselves
+
+_LOOSE_CHARACTER = re.compile(rf"(?m)^char ::= {re.escape(PRIMITIVE_RULES['char'].content)}$")
+
+
+def with_grammar(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of `create_chat_completion`, a format with a schema replaced by its grammar; the schemas of tools are
+    made known to `with_strict_strings`. Raises ValueError as `schema_grammar` does, for a tool only if the
+    call must be of it."""
+    out = dict(arguments)
+    schema = schema_of(out.get("response_format"))
+    if schema is not None:
+        if out.get("grammar") is not None:
+            raise ValueError("give either grammar= or a response_format with a schema, not both.")
+        text = as_text(schema, "the schema of response_format")
+        out["response_format"], out["grammar"] = None, schema_grammar(text, "the schema of response_format")
+    named = named_tool(out)
+    for name, parameters in _parameters_of_tools(out):
+        what = f"the schema of the tool {name!r}"
+        with contextlib.suppress(*([] if name == named else [ValueError])):
+            text = as_text(parameters, what)
+            with convertible(what):
+                expect_schema(text)
+    return out
+
+
+def _parameters_of_tools(arguments: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
+    """(name, schema) of each tool that has one; what is no tool is left to the chat format."""
+    tools = [tool.get("function") for tool in arguments.get("tools") or () if isinstance(tool, Mapping)]
+    for function in [*tools, *(arguments.get("functions") or ())]:
+        if isinstance(function, Mapping) and isinstance(function.get("parameters"), Mapping):
+            yield function.get("name"), function["parameters"]
+
+
+def expect_schema(text: str) -> None:
+    """Tells `with_strict_strings` of a schema, as JSON, that a chat format of llama-cpp-python will convert itself.
+
+    Raises:
+        Exception: of many kinds, if either cannot convert it: chat formats then let any JSON pass.
+    """
+    strict = _strict_grammar(text)
+    _strict_of.pop(text, None)
+    _strict_of[text] = strict
+    for oldest in list(_strict_of)[:-_MOST_KEPT]:
+        _strict_of.pop(oldest, None)
+
+
+@functools.lru_cache(_MOST_KEPT)
+def _strict_grammar(text: str) -> str:
+    """Our grammar of a schema that llama-cpp-python can convert, too."""
+    json_schema_to_gbnf(text)
+    return gbnf_of(schema_from(text)).text
+
+
+def with_strict_strings(grammar: LlamaGrammar) -> LlamaGrammar:
+    """The same grammar, or if llama-cpp-python converted it from a schema, as its chat formats do with a tool's
+    parameters, ours of that schema; of one that was not expected, without control characters in strings."""
+    loose = grammar._grammar
+    expected = _strict_of.get(loose.schema) if isinstance(loose, _Converted) else None
+    strict = expected or _LOOSE_CHARACTER.sub(lambda _: f"char ::= {CHARACTER}", loose)
+    return grammar if strict == loose else LlamaGrammar.from_string(strict, verbose=False)
