@@ -28,6 +28,9 @@ MODULES = (
 ALIASES = ("ArrayLike", "Drafter", "Prompt", "Tell")
 """Types that read better by their names than by what they stand for."""
 
+PARTS = ("pyfly_cpp.llama.drafting_llama",)
+"""Modules of base classes that have no page: their members are described where they are inherited."""
+
 
 class Written(str):
     """An annotation as it stands in the source."""
@@ -47,12 +50,20 @@ def build(folder: Path) -> None:
         is_alias = isinstance(annotation, str) and any(alias in annotation for alias in ALIASES)
         return Written(annotation) if is_alias else resolved
 
+    own_members = pdoc.doc.Class.own_members
+
+    def own_members_and_parts(kind: pdoc.doc.Class) -> list[pdoc.doc.Doc[Any]]:
+        of_parts = [members for (module, _), members in kind.inherited_members.items() if module in PARTS]
+        return [*(member for members in of_parts for member in members), *own_members.__get__(kind)]
+
     pdoc.doc.safe_eval_type = resolve_but_aliases
+    pdoc.doc.Class.own_members = property(own_members_and_parts)
     try:
         pdoc.render.configure(docformat="google", show_source=False, template_directory=here)
         pdoc.pdoc(*MODULES, output_directory=folder)
     finally:
         pdoc.doc.safe_eval_type = resolve
+        pdoc.doc.Class.own_members = own_members
 
 
 if __name__ == "__main__":

@@ -17,9 +17,9 @@ from llama_cpp.llama import LogitsProcessorList, StoppingCriteriaList
 
 from pyfly_cpp._native import Slot
 from pyfly_cpp.decoding import Decoding
-from pyfly_cpp.engine.arguments import require_sampling
 from pyfly_cpp.engine.output import Logprobs, Output, Piece, Row, logprobs_of
 from pyfly_cpp.engine.processors import Processors
+from pyfly_cpp.engine.request_limits import require_sampling
 from pyfly_cpp.engine.stats import Record, Round
 from pyfly_cpp.errors import ContextFullError
 

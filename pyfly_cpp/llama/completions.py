@@ -24,10 +24,10 @@ from llama_cpp.llama import LogitsProcessorList, StoppingCriteriaList
 from llama_cpp.llama_grammar import LlamaGrammar
 from typing_extensions import Unpack
 
-from pyfly_cpp.engine.arguments import require_names, require_request
 from pyfly_cpp.engine.output import Logprobs, Output, Piece, Token, completion_logprobs, prompt_tokens
 from pyfly_cpp.engine.processors import bias_processor, listed
 from pyfly_cpp.engine.request import Request
+from pyfly_cpp.engine.request_limits import require_names, require_request
 from pyfly_cpp.errors import ContextFullError
 from pyfly_cpp.grammar.response_format import named_tool
 from pyfly_cpp.llama.arguments import ChatArguments, CompletionArguments, described_by

@@ -19,13 +19,14 @@ from pyfly_cpp.decoding.drafters import Drafter, OwnDrafter, has_own_head
 from pyfly_cpp.decoding.gates import Exact, Gate, require_gate
 from pyfly_cpp.decoding.resolve import Resolved, draft_max_of, resolve
 from pyfly_cpp.decoding.windows import Window, require_window
-from pyfly_cpp.engine.arguments import require_base_arguments, require_fitting
 from pyfly_cpp.engine.output import Output
 from pyfly_cpp.engine.request import Request
+from pyfly_cpp.engine.request_limits import require_fitting
 from pyfly_cpp.engine.stats import Record
 from pyfly_cpp.errors import BusyError
 from pyfly_cpp.llama.arguments import LlamaArguments
 from pyfly_cpp.llama.guarded_llama import GuardedLlama
+from pyfly_cpp.llama.load_limits import require_base_arguments
 from pyfly_cpp.machine.files import require_gguf
 from pyfly_cpp.models.named import model_file
 

@@ -18,11 +18,11 @@ from types import TracebackType
 from typing import Any, TypeVar, Union
 
 from pyfly_cpp.decoding import OF_REQUEST, Decoding
-from pyfly_cpp.engine.arguments import require_fitting, require_names
 from pyfly_cpp.engine.feed import Feed
 from pyfly_cpp.engine.handle import Handle
 from pyfly_cpp.engine.loaded_model import LoadedModel
 from pyfly_cpp.engine.request import Request
+from pyfly_cpp.engine.request_limits import require_fitting, require_names
 from pyfly_cpp.engine.stats import Stats
 from pyfly_cpp.engine.stepper import Stepped, Stepper
 from pyfly_cpp.llama.batch_llama import BatchLlama

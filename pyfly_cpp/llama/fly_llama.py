@@ -22,10 +22,10 @@ import llama_cpp
 from llama_cpp.llama import LlamaState
 
 from pyfly_cpp.engine.adapters import Applied, applied
-from pyfly_cpp.engine.arguments import require_names
 from pyfly_cpp.engine.kv_key import difference, kv_key
 from pyfly_cpp.engine.output import Piece
 from pyfly_cpp.engine.request import Request
+from pyfly_cpp.engine.request_limits import require_names
 from pyfly_cpp.engine.stats import Stats
 from pyfly_cpp.errors import ContextFullError
 from pyfly_cpp.llama import states

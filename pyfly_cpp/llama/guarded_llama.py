@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import logging
@@ -19,14 +18,20 @@ from llama_cpp.llama_tokenizer import LlamaTokenizer
 
 from pyfly_cpp import _native
 from pyfly_cpp.engine.access import CLOSED, Access
-from pyfly_cpp.engine.arguments import BASE_DEFAULTS, require_attribute, require_names
 from pyfly_cpp.engine.decoder import Decoder
 from pyfly_cpp.engine.kv_key import may_rotate
 from pyfly_cpp.engine.loaded_model import LoadedModel
 from pyfly_cpp.engine.output import Output
+from pyfly_cpp.engine.request_limits import require_names
 from pyfly_cpp.engine.vocabulary import Vocabulary
 from pyfly_cpp.errors import ArgumentError
-from pyfly_cpp.llama.load_limits import require_adapter, why_not_loaded, within_positions
+from pyfly_cpp.llama.load_limits import (
+    BASE_DEFAULTS,
+    require_adapter,
+    require_attribute,
+    why_not_loaded,
+    within_positions,
+)
 from pyfly_cpp.llama.prompting import as_texts, chat_handler, markers_of, only_formats
 from pyfly_cpp.llama.strict_grammars import with_grammar
 from pyfly_cpp.machine import exactness, extra_buffers, kernels
@@ -333,7 +338,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         """As in the base class, also quick for texts with many special tokens. Raises ValueError if the text would end
         the process (tokenizing.py)."""
         tokens: list[int] = []
-        with self.reading():
+        with self._access.reading():
             for i, part in enumerate(self._parts(text, add_bos, special)):
                 tokenize = functools.partial(super().tokenize, part, add_bos and i == 0, special)
                 tokens += tokenized(tokenize, part, self.metadata)
@@ -380,16 +385,12 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
 
     def detokenize(self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False) -> bytes:
         """As in the base class, which leaves out tokens of more than 32 bytes."""
-        with self.reading():
+        with self._access.reading():
             if not self._has_own_pieces:
                 text: bytes = super().detokenize(tokens, prev_tokens, special)
                 return text
             text = b"".join([self.vocabulary.piece(token, special) for token in tokens])
             return text[1:] if text[:1] == b" " and tokens[0] == self.token_bos() else text
-
-    def reading(self) -> contextlib.AbstractContextManager[None]:
-        """Around a use of the model's vocabulary in any thread, see `Access.reading`."""
-        return self._access.reading()
 
     def _parts(self, text: bytes, add_bos: bool, special: bool) -> list[bytes]:
         """The text in parts that can be tokenized one after the other."""

@@ -1,12 +1,60 @@
-"""Arguments that a model cannot be loaded with, in sentences that name the remedy."""
+"""Arguments that a model cannot be loaded with, and attributes that it has not, in sentences that name the remedy."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterable
 from typing import Any
 
 import llama_cpp
 
+from pyfly_cpp.decoding import Decoding
+from pyfly_cpp.decoding.drafters.drafter import field_names
+from pyfly_cpp.engine.request_limits import hint
 from pyfly_cpp.errors import ArgumentError
+from pyfly_cpp.machine.cache_types import require_cache_types
+from pyfly_cpp.ranges import require_integer
+
+BASE_DEFAULTS = {
+    name: parameter.default
+    for base in reversed(llama_cpp.Llama.__mro__[:-1])  # somebody's own subclass may take (*args, **kwargs)
+    for name, parameter in inspect.signature(base.__init__).parameters.items()
+    if parameter.kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    and name not in ("self", "model_path")
+}
+"""The arguments of llama_cpp.Llama, with their defaults."""
+
+
+def require_base_arguments(arguments: dict[str, Any], own: Iterable[str], who: str) -> None:
+    """Raises ValueError unless these are arguments of llama_cpp.Llama, and sizes and cache types are possible. `own`:
+    names of the arguments that `who` has besides, for the hint."""
+    unknown = [name for name in arguments if name not in BASE_DEFAULTS]
+    if unknown:
+        names = [*BASE_DEFAULTS, *(name for name in own if name not in ("self", "kwargs"))]
+        raise ValueError(f"{who} has no argument {unknown[0]!r}.{hint(unknown[0], names)}")
+    for name, least in (("n_ctx", 0), ("n_batch", 1), ("n_ubatch", 0)):
+        require_integer(name, arguments.get(name, least), least)
+    require_cache_types(arguments.get("type_k"), arguments.get("type_v"), arguments.get("flash_attn"))
+
+
+_SETTINGS = ("decoding", *field_names(Decoding), "on_prefill", "protected", "trace")
+"""Attributes that may be set on a FlyLlama, besides the attributes of the base class."""
+
+
+def require_attribute(kind: type, name: str, is_loaded: bool) -> None:
+    """Raises ValueError for a new attribute of an object of this class that would set nothing.
+
+    Attributes that the base class sets while it loads, and those of somebody's own subclass, are their business; but no
+    name may be nearly, but not quite, a setting's.
+    """
+    if name.startswith("_") or name in _SETTINGS or hasattr(kind, name):
+        return
+    is_ours = is_loaded and kind.__module__.startswith("pyfly_cpp.")
+    near = hint(name, _SETTINGS, 0.6 if is_ours else 0.8)
+    if near or is_ours:
+        raise ValueError(
+            f"a {kind.__name__} has no setting {name!r}.{near or ' Attributes of your own need a subclass.'}"
+        )
 
 
 def within_positions(n_ctx: int, n_positions: int, model_path: str) -> int:
