@@ -170,11 +170,15 @@ class DraftingLlama(GuardedLlama):
             on_load=on_load,
             **more,
         )
-        self.loaded.decoding = decoding
-        self._draft_with(resolved, draft_model if drafter is None else drafter)
-        decoding.require_distributions(self.resolved.drafters)  # without what could not be opened
-        require_fitting(draft_max, self.n_batch)
-        self.loaded.warn_of_gate()
+        try:
+            self.loaded.decoding = decoding
+            self._draft_with(resolved, draft_model if drafter is None else drafter)
+            decoding.require_distributions(self.resolved.drafters)  # without what could not be opened
+            require_fitting(draft_max, self.n_batch)
+            self.loaded.warn_of_gate()
+        except BaseException:
+            self.close()  # the traceback may keep this object until Python frees what it needs
+            raise
         if self._closes_at_exit:
             _OPEN.add(self)
 

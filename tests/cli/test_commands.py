@@ -342,6 +342,13 @@ def test_a_head_that_is_not_there_is_told_in_the_words_of_the_command_line(run):
     assert "give a companion file with --draft or choose another drafter" in result.err
 
 
+def test_a_model_that_is_refused_once_it_is_loaded_is_freed_in_order():
+    """Else the process would end with a signal, behind the error."""
+    command = [sys.executable, "-m", "pyfly_cpp", "complete", "-m", str(TARGET), "--draft-max", "5000", "x"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "--draft-max is 5000" in done.stderr
+
+
 def test_an_interrupt_is_one_line(run, monkeypatch):
     from pyfly_cpp.cli import complete
 
