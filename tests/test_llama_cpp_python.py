@@ -19,7 +19,7 @@ from llama_cpp import _ggml, _logger, llama_chat_format, llama_grammar
 from pyfly_cpp import _native
 from pyfly_cpp.engine.vocabulary import Vocabulary
 from pyfly_cpp.llama import completions, guarded_llama, prompting
-from pyfly_cpp.models import tokenizing
+from pyfly_cpp.machine.releases import SPLIT_BY_OWN_CODE
 
 ROOT = Path(__file__).resolve().parents[1]
 CSRC = ROOT / "csrc"
@@ -100,7 +100,7 @@ def test_vocabularies_split_by_code_take_long_words(tiny_target, tmp_path):
     """llama.cpp has to split the texts of these without std::regex, which would end the process."""
     paths = [
         edit_gguf(tiny_target, tmp_path / f"{pre}.gguf", {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre})
-        for pre in sorted(tokenizing._OWN_CODE)
+        for pre in sorted(SPLIT_BY_OWN_CODE)
     ]
     done = subprocess.run([sys.executable, "-c", CHILD, *map(str, paths)], capture_output=True, text=True)
     assert done.returncode == 0, (done.returncode, done.stderr)

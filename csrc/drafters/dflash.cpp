@@ -8,8 +8,8 @@
 #include "error.h"
 #include "guard.h"
 #include "handles.h"
-#include "llama/llama_ext.h"
 #include "llama/release.h"
+#include "llama/release_llama.h"
 
 namespace pyfly {
 

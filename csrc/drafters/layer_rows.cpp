@@ -5,7 +5,7 @@
 
 #include "error.h"
 #include "llama/layer_tap.h"
-#include "llama/llama_ext.h"
+#include "llama/release_llama.h"
 
 namespace pyfly {
 

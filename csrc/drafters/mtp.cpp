@@ -5,7 +5,7 @@
 #include "error.h"
 #include "guard.h"
 #include "handles.h"
-#include "llama/llama_ext.h"
+#include "llama/release_llama.h"
 
 namespace pyfly {
 

@@ -4,7 +4,7 @@
 
 #include "draft_token.h"
 #include "error.h"
-#include "llama/llama_ext.h"
+#include "llama/release_llama.h"
 
 namespace pyfly {
 

@@ -14,10 +14,10 @@
 #include "kernel_trials.h"
 #include "kernels/products.h"
 #include "layer_states.h"
-#include "llama_ext.h"
 #include "llama_target.h"
 #include "model_file.h"
 #include "packed_buffers.h"
+#include "release_llama.h"
 
 using pyfly::Error;
 using pyfly::guard;

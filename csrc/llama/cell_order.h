@@ -7,7 +7,7 @@
 #include <mutex>
 #include <vector>
 
-#include "ggml_internal.h"
+#include "release_ggml.h"
 
 namespace pyfly {
 

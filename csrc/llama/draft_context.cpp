@@ -6,8 +6,8 @@
 
 #include "abort_guard.h"
 #include "error.h"
-#include "llama_ext.h"
 #include "packed_buffers.h"
+#include "release_llama.h"
 
 namespace pyfly {
 

@@ -1,4 +1,4 @@
-// Whether the ggml that is loaded is laid out as ggml_internal.h says. It is asked through its public functions, and
+// Whether the ggml that is loaded is laid out as release_ggml.h says. It is asked through its public functions, and
 // meets structures and objects of ours, each of whose functions only notes its place and its arguments: nothing of
 // ggml's is written to before it has turned out to be what it is taken for.
 #pragma once
@@ -7,14 +7,11 @@
 #include <vector>
 
 #include "ggml-backend.h"
-#include "ggml_internal.h"
+#include "release_ggml.h"
 
 namespace pyfly {
 
-// The version of the interface of ggml's backends that ggml_internal.h belongs to.
-constexpr int known_api_version = 2;
-
-// What is not as in ggml_internal.h, to follow "kernels: ", before anything of it is used: the version of the
+// What is not as in release_ggml.h, to follow "kernels: ", before anything of it is used: the version of the
 // interface, buffers and their types. Empty: all of it is.
 std::string unknown_buffers();
 

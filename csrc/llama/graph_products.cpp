@@ -5,8 +5,8 @@
 
 #include "error.h"
 #include "ggml.h"
-#include "llama_ext.h"
 #include "packed_buffers.h"
+#include "release_llama.h"
 
 namespace pyfly {
 

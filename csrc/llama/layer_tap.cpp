@@ -4,21 +4,13 @@
 #include <cstring>
 
 #include "ggml-backend.h"
-#include "llama_ext.h"
 #include "llama_model.h"
 #include "release.h"
+#include "release_llama.h"
 
 namespace pyfly {
 
 namespace {
-
-// Architectures whose graph publishes the inputs of its layers; another one aborts when they are asked for.
-const std::vector<Since> publishing = {
-    {oldest_release,
-     {"deepseek4", "gemma4", "gpt-oss", "llama", "minimax-01", "minimax-m2", "muse-glimmer", "nemotron_h",
-      "nemotron_h_moe", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next"}},
-    {336, {"bailingmoe3", "hunyuan-dense", "hunyuan_vl", "lfm2", "lfm2moe", "mimo2", "nanbeige", "qwen4exp"}},
-};
 
 constexpr char node_name[] = "l_out-";
 

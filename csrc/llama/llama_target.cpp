@@ -5,7 +5,7 @@
 
 #include "error.h"
 #include "handles.h"
-#include "llama_ext.h"
+#include "release_llama.h"
 
 namespace pyfly {
 

@@ -7,50 +7,12 @@
 #include <fstream>
 
 #include "error.h"
-#include "llama_ext.h"
 #include "release.h"
+#include "release_llama.h"
 
 namespace pyfly {
 
 namespace {
-
-// Architectures for which llama.cpp has a graph of the NextN blocks; another one would be given the trunk's graph.
-const std::vector<Since> with_graph = {
-    {oldest_release,
-     {"cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa", "hy_v3", "mimo2", "nemotron_h_moe", "qwen35",
-      "qwen35moe", "qwen3next", "step35"}},
-    {336, {"bailingmoe3", "glm4moe"}},
-};
-// Those whose graph runs the block that is selected. The others abort where there is more than one.
-constexpr std::array with_chain = {"hy_v3", "mimo2", "step35"};
-// Those whose graph of the blocks rotates plainly where the trunk's rotates in sections, and then aborts.
-constexpr std::array without_sections = {"glm4moe"};
-
-// Those that divide by the number of experts that are used.
-constexpr std::array with_experts = {"qwen35moe", "qwen3next", "qwen4exp"};
-constexpr int64_t most_layers = 512; // that llama.cpp has room for
-// Has heads and does not rotate, and says so with rope.dimension_count = 0, over which others hang.
-constexpr const char * without_rope = "glm5-next";
-
-// Those with an ALiBi bias whatever the header says, and the one that has it with so many layers.
-constexpr std::array with_alibi = {"bloom", "jina-bert-v2", "refact"};
-constexpr const char * with_alibi_if_large = "baichuan";
-constexpr int64_t large = 40;
-
-// Architectures whose graph gives the wrong rows for batches of several tokens.
-struct WrongRows {
-    const char *architecture, *why, *remedy;
-};
-constexpr std::array with_wrong_rows = {
-    WrongRows{"chameleon",
-              "hides its image tokens in the first row of a batch alone and ends the process over a batch without rows",
-              "use llama_cpp.Llama"},
-    WrongRows{"cogvlm", "gives the rows of a batch's first tokens, whichever are asked for", "choose another model"},
-};
-
-template <size_t n> bool contains(const std::array<const char *, n> & names, const std::string & name) {
-    return std::any_of(names.begin(), names.end(), [&](const char * one) { return name == one; });
-}
 
 std::optional<int64_t> integer_at(const gguf_context * gguf, int64_t key) {
     switch (gguf_get_kv_type(gguf, key)) {
@@ -227,7 +189,7 @@ std::vector<const ggml_tensor *> ModelFile::query_matrices() const {
 bool ModelFile::has_alibi() const {
     const std::vector<double> bias = numbers("attention.max_alibi_bias");
     return contains(with_alibi, architecture_) || (!bias.empty() && bias.front() > 0.0) ||
-           (architecture_ == with_alibi_if_large && integer("block_count") == large);
+           (architecture_ == with_alibi_if_large && integer("block_count") == large_layers);
 }
 
 // llama.cpp's own criterion: it then takes every other tensor for optional.

@@ -16,10 +16,10 @@
 
 #include "cpu_attention.h"
 #include "ggml-cpu.h"
-#include "ggml_internal.h"
 #include "ggml_layout.h"
 #include "kernels/packing.h"
 #include "kernels/products.h"
+#include "release_ggml.h"
 
 namespace pyfly {
 

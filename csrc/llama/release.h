@@ -1,7 +1,9 @@
-// Which releases of llama-cpp-python can do what no header tells.
+// What depends on the release of llama.cpp and what no header tells: architectures with peculiarities, and which
+// releases know them. release_ggml.h and release_llama.h have the declarations that a release can change.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -24,5 +26,53 @@ inline bool is_known(const std::vector<Since> & table, const std::string & name)
         return release >= row.release && std::find(row.names.begin(), row.names.end(), name) != row.names.end();
     });
 }
+
+template <size_t n> bool contains(const std::array<const char *, n> & names, const std::string & name) {
+    return std::any_of(names.begin(), names.end(), [&](const char * one) { return name == one; });
+}
+
+// ---- Architectures -----------------------------------------------------------------------------------------------
+
+// Architectures whose graph publishes the inputs of its layers; another one aborts when they are asked for.
+inline const std::vector<Since> publishing = {
+    {oldest_release,
+     {"deepseek4", "gemma4", "gpt-oss", "llama", "minimax-01", "minimax-m2", "muse-glimmer", "nemotron_h",
+      "nemotron_h_moe", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next"}},
+    {336, {"bailingmoe3", "hunyuan-dense", "hunyuan_vl", "lfm2", "lfm2moe", "mimo2", "nanbeige", "qwen4exp"}},
+};
+
+// Architectures for which llama.cpp has a graph of the NextN blocks; another one would be given the trunk's graph.
+inline const std::vector<Since> with_graph = {
+    {oldest_release,
+     {"cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa", "hy_v3", "mimo2", "nemotron_h_moe", "qwen35",
+      "qwen35moe", "qwen3next", "step35"}},
+    {336, {"bailingmoe3", "glm4moe"}},
+};
+// Those of with_graph whose graph runs the block that is selected. The others abort where there is more than one.
+inline constexpr std::array with_chain = {"hy_v3", "mimo2", "step35"};
+// Those whose graph of the blocks rotates plainly where the trunk's rotates in sections, and then aborts.
+inline constexpr std::array without_sections = {"glm4moe"};
+
+// Those that divide by the number of experts that are used.
+inline constexpr std::array with_experts = {"qwen35moe", "qwen3next", "qwen4exp"};
+inline constexpr int64_t most_layers = 512; // that llama.cpp has room for
+// Has heads and does not rotate, and says so with rope.dimension_count = 0, over which others hang.
+inline constexpr const char * without_rope = "glm5-next";
+
+// Those with an ALiBi bias whatever the header says, and the one that has it with so many layers.
+inline constexpr std::array with_alibi = {"bloom", "jina-bert-v2", "refact"};
+inline constexpr const char * with_alibi_if_large = "baichuan";
+inline constexpr int64_t large_layers = 40;
+
+// Architectures whose graph gives the wrong rows for batches of several tokens.
+struct WrongRows {
+    const char *architecture, *why, *remedy;
+};
+inline constexpr std::array with_wrong_rows = {
+    WrongRows{"chameleon",
+              "hides its image tokens in the first row of a batch alone and ends the process over a batch without rows",
+              "use llama_cpp.Llama"},
+    WrongRows{"cogvlm", "gives the rows of a batch's first tokens, whichever are asked for", "choose another model"},
+};
 
 } // namespace pyfly

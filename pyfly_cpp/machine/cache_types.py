@@ -1,16 +1,12 @@
-"""Which ggml types a KV cache may have. llama.cpp ends the process over most others."""
+"""The types of a KV cache: their names, and which go together."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from pyfly_cpp.errors import ArgumentError
+from pyfly_cpp.machine.releases import CACHE_TYPES
 from pyfly_cpp.ranges import is_integer
-
-CACHE_TYPES = {
-    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 20: "IQ4_NL", 30: "BF16",
-}  # fmt: skip
-"""Names of the types, by the number of the ggml type."""
 
 CACHE_WORDS = {name.lower(): number for number, name in CACHE_TYPES.items()}
 """Numbers of the types, by their names on the command line."""

@@ -24,15 +24,13 @@ import llama_cpp
 from pyfly_cpp import _native
 from pyfly_cpp.errors import NativeError
 from pyfly_cpp.machine import extra_buffers, kernel_findings, memory
-from pyfly_cpp.machine.cache_types import CACHE_TYPES
+from pyfly_cpp.machine.releases import CACHE_TYPES, WITHOUT_FLASH_ATTENTION
 
 VARIABLE = "PYFLY_KERNELS"
 """Environment variable for models that are loaded without `kernels=`: auto or stock."""
 
 CHOICES = ("auto", "stock")
 
-_WITHOUT_FLASH_ATTENTION = ("plm",)
-"""Architectures whose graph ends the process if flash attention is on."""
 _FEW = 4
 """Most types that `describe` names one by one."""
 
@@ -57,7 +55,7 @@ class Verdict(NamedTuple):
         """Whether all attention of such a model is ours if it is on the CPU and flash attention is on: its queries are
         products of packed weights, and it has no bias by distance. llama.cpp's rounds by the number of threads."""
         is_packed = info.query_types & ~sum(1 << kind for kind in self.types) == 0
-        return self.attention and is_packed and not info.has_alibi and info.architecture not in _WITHOUT_FLASH_ATTENTION
+        return self.attention and is_packed and not info.has_alibi and info.architecture not in WITHOUT_FLASH_ATTENTION
 
 
 def _install() -> str | None:

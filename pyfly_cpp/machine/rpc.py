@@ -11,10 +11,7 @@ import llama_cpp
 
 from pyfly_cpp.errors import RpcError
 from pyfly_cpp.machine.devices import Device, rpc_addresses
-
-PROTOCOL = (7, 0)
-"""Version of the protocol, RPC_PROTO_MAJOR_VERSION and RPC_PROTO_MINOR_VERSION of ggml-rpc.h. A server must have the
-same major number and no higher minor one."""
+from pyfly_cpp.machine.releases import RPC_PROTOCOL
 
 _SECONDS = 5.0
 """Longest wait for an answer of a server."""
@@ -49,8 +46,8 @@ def devices_of(name: str) -> list[Device]:
     with _connection(name) as connection, connection.makefile("rwb") as stream:
         try:
             version = _answer(stream, _HELLO, bytes(_N_CAPABILITIES))[:3]
-            if version[0] != PROTOCOL[0] or version[1] > PROTOCOL[1]:
-                theirs, ours = (".".join(map(str, numbers)) for numbers in (version, PROTOCOL))
+            if version[0] != RPC_PROTOCOL[0] or version[1] > RPC_PROTOCOL[1]:
+                theirs, ours = (".".join(map(str, numbers)) for numbers in (version, RPC_PROTOCOL))
                 raise RpcError(
                     f"the RPC server {name} speaks version {theirs} of llama.cpp's RPC protocol, and this "
                     f"llama-cpp-python version {ours}; build both from the same llama.cpp."

@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from pyfly_cpp.machine import groups
+from pyfly_cpp.machine.releases import MOST_THREADS
 from pyfly_cpp.ranges import is_integer
-
-MOST_THREADS = 512
-"""GGML_MAX_N_THREADS; more end the process."""
 
 THREAD_COUNTS = ("n_threads", "n_threads_batch")
 """Arguments of llama_cpp.Llama: threads for one token, and for batches."""

@@ -13,13 +13,13 @@ from typing import Any
 
 import llama_cpp
 
+from pyfly_cpp.machine.releases import CUT_BY_SPECIAL_TOKENS
+
 LEAST = 2**14
 """Least bytes of a text that may take long."""
 _MANY = 512  # special tokens, which take llama.cpp some milliseconds
 _RETRY = 64  # special tokens after which it is tried again to cut
 _LONG = 256  # bytes of the longest special token of vocabularies whose texts are cut
-_MODELS = ("llama", "gpt2", "gemma4")
-"""Values of tokenizer.ggml.model whose tokens depend on nothing beyond a special token."""
 
 
 class SpecialTokens:
@@ -45,7 +45,7 @@ class SpecialTokens:
                 self._strips = self._strips or bool(kind & strips)
         texts -= {b""}
         self._longest = max(map(len, texts), default=0)
-        is_known = metadata.get("tokenizer.ggml.model") in _MODELS and 0 < self._longest <= _LONG
+        is_known = metadata.get("tokenizer.ggml.model") in CUT_BY_SPECIAL_TOKENS and 0 < self._longest <= _LONG
         self._pattern = re.compile(_any_of(texts), re.DOTALL) if is_known else None
 
     def parts(self, text: bytes) -> list[bytes]:

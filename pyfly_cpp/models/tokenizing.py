@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import TypeVar
 
+from pyfly_cpp.machine.releases import SPLIT_BY_OWN_CODE
+
 _LONG, _LONGEST = 2**11, 2**17
 """Bytes of words that any stack holds, and that the deep one does: about 320 bytes of it go to each (libstdc++)."""
 _STACK = 2**28  # bytes; what is not used is not taken
@@ -20,16 +22,6 @@ _SPACES = re.compile(rb"\s+")
 _SHORT = 2000  # characters of a word that any stack holds
 _NOT_SHORT = re.compile(rf"(?<!\S)\S{{{_SHORT + 1},}}|(?<!\s)\s{{{_SHORT + 1},}}")
 _ONE_AT_A_TIME = threading.Lock()
-
-# fmt: off
-_OWN_CODE = frozenset({
-    "chatglm-bpe", "codeshell", "command-r", "dbrx", "deepseek-r1-qwen", "exaone", "exaone4", "falcon3", "gemma4",
-    "glm4", "gpt-2", "hunyuan", "jais", "kimi-k2", "llama-bpe", "llama-v3", "llama3", "megrez", "minerva-7b", "mpt",
-    "olmo", "phi-2", "pixtral", "qwen2", "qwen35", "refact", "smaug-bpe", "smollm", "stablelm2", "starcoder",
-    "trillion",
-})
-# fmt: on
-"""Values of tokenizer.ggml.pre for which llama.cpp splits texts without std::regex."""
 
 T = TypeVar("T")
 
@@ -46,7 +38,7 @@ def tokenized(tokenize: Callable[[], T], text: bytes, metadata: Mapping[str, str
     """
     if len(text) <= _LONG or metadata.get("tokenizer.ggml.model") != "gpt2":
         return tokenize()
-    n = 0 if metadata.get("tokenizer.ggml.pre") in _OWN_CODE else _longest_word(text)
+    n = 0 if metadata.get("tokenizer.ggml.pre") in SPLIT_BY_OWN_CODE else _longest_word(text)
     if n <= _LONG:
         return tokenize()
     if n > _LONGEST:

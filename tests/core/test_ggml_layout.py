@@ -21,9 +21,9 @@ pytestmark = [
     ),
 ]
 
-HEADER, VERSION = "ggml_internal.h", "ggml_layout.h"
+HEADER = "release_ggml.h"
 BUFFERS = {
-    "another version": (VERSION, "known_api_version = 2", "known_api_version = 3"),
+    "another version": (HEADER, "known_api_version = 2", "known_api_version = 3"),
     "a type with a function more": (HEADER, "bool (*is_host)(", "void * more; bool (*is_host)("),
     "a type with a field more": (HEADER, "ggml_backend_dev_t device;", "void * more; ggml_backend_dev_t device;"),
     "a buffer with a function more": (HEADER, "void (*clear)(", "void * more; void (*clear)("),

@@ -27,7 +27,7 @@ import pyfly_cpp
 from pyfly_cpp import BusyError, ContextFullError, DraftModel, Entropy, FlyBatch, FlyLlama, Margin, PromptLookup, Window
 from pyfly_cpp.decoding.presets import load_preset
 from pyfly_cpp.errors import IncompatibleDraftError, NativeError, NotFiniteError
-from pyfly_cpp.machine.cache_types import CACHE_TYPES
+from pyfly_cpp.machine.releases import CACHE_TYPES
 
 OPTIONS = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
 PROMPT = "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May."

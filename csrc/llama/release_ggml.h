@@ -11,6 +11,9 @@
 
 namespace pyfly::ggml_internal {
 
+// The version of the interface of ggml's backends that these belong to (GGML_BACKEND_API_VERSION).
+constexpr int known_api_version = 2;
+
 struct BufferTypeFunctions {
     const char * (*get_name)(ggml_backend_buffer_type_t type);
     ggml_backend_buffer_t (*alloc_buffer)(ggml_backend_buffer_type_t type, size_t size);
