@@ -19,7 +19,7 @@ from common import markdown, print_machine
 from pyfly_cpp import _native
 from pyfly_cpp.heads.fit import Acceptance, Dataset, Fit, spans_of
 from pyfly_cpp.heads.plan import layers_of
-from pyfly_cpp.heads.states import read_states
+from pyfly_cpp.heads.state_file import read_states
 from pyfly_cpp.heads.target import TargetFile
 from pyfly_cpp.heads.texts import Text
 

@@ -6,10 +6,10 @@ errors alone.
 A handle belongs to one thread at a time; what C borrows is kept alive on the Python object.
 """
 
-from pyfly_cpp._native.batch import Batch, Costs, GovernorState, Progress, RawRecord, Slot
+from pyfly_cpp._native.batch import Batch, Costs, GovernorState, RawRecord, Slot, SlotProgress
 from pyfly_cpp._native.counters import Counters
 from pyfly_cpp._native.drafters import CallbackDrafter, Drafter, LookupDrafter, ModelDrafter, RowDrafter
-from pyfly_cpp._native.kernels import (
+from pyfly_cpp._native.kernel_calls import (
     KERNELS_ATTENTION,
     KERNELS_LOCKED,
     KernelTrial,
@@ -34,7 +34,7 @@ from pyfly_cpp._native.library import (
     WINDOW_RULES,
     simd_level,
 )
-from pyfly_cpp._native.model import (
+from pyfly_cpp._native.targets import (
     ContextMemory,
     ForeignProduct,
     LayerTap,
@@ -49,7 +49,7 @@ from pyfly_cpp._native.model import (
     inspect_model,
     load_guard,
 )
-from pyfly_cpp._native.verify import RawDecision, verify
+from pyfly_cpp._native.verification import RawDecision, verify
 
 __all__ = [
     "GATE_KINDS",
@@ -75,12 +75,12 @@ __all__ = [
     "LookupDrafter",
     "ModelDrafter",
     "ModelInfo",
-    "Progress",
     "RawDecision",
     "RawRecord",
     "RowDrafter",
     "ScriptedTarget",
     "Slot",
+    "SlotProgress",
     "States",
     "Target",
     "companion_word",

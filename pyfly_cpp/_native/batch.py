@@ -9,12 +9,12 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from pyfly_cpp._native import boundary
-from pyfly_cpp._native.boundary import FloatArray, Handle, TokenArray, check, failure, token_pointer, void_pointer
+from pyfly_cpp._native.boundary import FloatArray, NativeHandle, TokenArray, check, failure, token_pointer, void_pointer
 from pyfly_cpp._native.counters import Counters
 from pyfly_cpp._native.drafters import Drafter
 from pyfly_cpp._native.library import ffi, lib
-from pyfly_cpp._native.model import Target
-from pyfly_cpp._native.verify import GateNodes, WindowConfig, gate_array, window_fields
+from pyfly_cpp._native.targets import Target
+from pyfly_cpp._native.verification import GateNodes, WindowConfig, gate_array, window_fields
 
 
 class RawRecord(NamedTuple):
@@ -56,7 +56,7 @@ class Costs(NamedTuple):
     """Microseconds more for a batch of the target whose size is not that of the one before."""
 
 
-class Progress(NamedTuple):
+class SlotProgress(NamedTuple):
     """`pyfly_progress` of pyfly.h: what a step did for a text."""
 
     slot: int
@@ -73,7 +73,7 @@ def _no_failure() -> None:
     """The failure check of a sampler without Python functions."""
 
 
-class Batch(Handle):
+class Batch(NativeHandle):
     """Several texts on one target. Must be closed before its target and drafters are."""
 
     def __init__(self, target: Target) -> None:
@@ -130,11 +130,11 @@ class Batch(Handle):
         slot = lib.pyfly_batch_find_slot(self.pointer, token_pointer(array), len(array), owner)
         return self.slots[slot] if slot >= 0 else None
 
-    def step(self) -> list[Progress]:
+    def step(self) -> list[SlotProgress]:
         """Every running text continues with a chunk of its prompt or with a round; ValueError if none runs."""
         check(lib.pyfly_batch_step, self.pointer, self._progress, self._n_progress)
         return [
-            Progress(p.slot, p.n_records, bool(p.is_round), bool(p.is_waiting), self._failure(p.slot, p.status))
+            SlotProgress(p.slot, p.n_records, bool(p.is_round), bool(p.is_waiting), self._failure(p.slot, p.status))
             for p in self._progress[0 : self._n_progress[0]]
         ]
 

@@ -144,7 +144,7 @@ def void_pointer(pointer: Any) -> Any:
     return ffi.cast("void *", ctypes.cast(pointer, ctypes.c_void_p).value or 0)
 
 
-class Handle:
+class NativeHandle:
     """An owned pointer of pyfly.h; a context manager, freed once."""
 
     def __init__(self, new: Callable[..., int], free: Callable[[Any], None], kind: str, *arguments: Any) -> None:

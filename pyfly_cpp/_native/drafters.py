@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from pyfly_cpp._native.boundary import Handle, TokenArray, check, floats, keep_failure, token_pointer, tokens
+from pyfly_cpp._native.boundary import NativeHandle, TokenArray, check, floats, keep_failure, token_pointer, tokens
 from pyfly_cpp._native.library import ffi, lib
-from pyfly_cpp._native.model import LlamaTarget, RowSource
+from pyfly_cpp._native.targets import LlamaTarget, RowSource
 
 
-class Drafter(Handle):
+class Drafter(NativeHandle):
     """What proposes tokens: what `pyfly_drafter_<kind>_new` of pyfly.h makes of `arguments`. `name`: for people."""
 
     def __init__(self, name: str, kind: str, *arguments: Any) -> None:

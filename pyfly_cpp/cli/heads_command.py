@@ -11,7 +11,7 @@ import click
 from pyfly_cpp.cli import if_interrupted
 from pyfly_cpp.cli.loading import N_THREADS_OPTION, silence
 from pyfly_cpp.cli.terminal import Bar, ask_for, note
-from pyfly_cpp.heads import Plan, Trained, plan_head, train_head
+from pyfly_cpp.heads import Trained, TrainingPlan, plan_head, train_head
 from pyfly_cpp.heads.plan import KINDS
 from pyfly_cpp.machine.memory import in_words
 from pyfly_cpp.models.named import resolve_model
@@ -82,7 +82,7 @@ def train(
         _show(plan, found)
 
 
-def _ask(plan: Plan, yes: bool) -> None:
+def _ask(plan: TrainingPlan, yes: bool) -> None:
     texts = "its answers to prompts" if plan.texts is None else str(plan.texts)
     what = (
         f"Up to {plan.hours:g} hours, {in_words(plan.n_bytes_disk)} in {plan.folder} and about "
@@ -91,7 +91,7 @@ def _ask(plan: Plan, yes: bool) -> None:
     ask_for(what, yes)
 
 
-def _show(plan: Plan, found: Trained) -> None:
+def _show(plan: TrainingPlan, found: Trained) -> None:
     for kind, shares in sorted(found.by_kind.items()):
         right = " ".join(f"{share:.2f}" for share in shares)
         click.echo(f"{kind}: right at depth 1, 2, 3: {right}; {1 + sum(shares):.2f} tokens per step")

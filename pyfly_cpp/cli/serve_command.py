@@ -22,7 +22,7 @@ from pyfly_cpp.errors import counted
 from pyfly_cpp.llama.fly_batch import FlyBatch
 from pyfly_cpp.machine.threads import AUTO
 from pyfly_cpp.models.ollama import shown_name
-from pyfly_cpp.serve.settings import Limits, Settings
+from pyfly_cpp.serve.settings import RequestLimits, Settings
 
 _LONGEST_PAUSE = 0.2  # seconds, by which a prompt holds up the next token of another request
 _LONGEST_END = 5.0  # seconds for what is written at the end
@@ -39,7 +39,7 @@ _MOST = {
     "texts": (click.IntRange(1), "Most answers of a request: prompts times n."),
     "body": (click.IntRange(1024), "Largest request in bytes."),
 }
-"""Options `--most-...` for the fields `max_...` of `Limits`."""
+"""Options `--most-...` for the fields `max_...` of `RequestLimits`."""
 
 _OPTIONS = [
     click.option("--host", default="127.0.0.1", metavar="ADDRESS",
@@ -75,7 +75,7 @@ _OPTIONS = [
     number("--grace", kind=Real(0, 3600), metavar="SECONDS", default=10.0,
            help="How long running answers may continue when the server is stopped."),
     *(
-        number(f"--most-{name}", kind=kind, default=getattr(Limits(), f"max_{name}"), help=text)
+        number(f"--most-{name}", kind=kind, default=getattr(RequestLimits(), f"max_{name}"), help=text)
         for name, (kind, text) in _MOST.items()
     ),
 ]  # fmt: skip
@@ -113,7 +113,7 @@ def command(
     for origin in given["origins"]:
         if origin != "*" and not _ORIGIN.fullmatch(origin):
             raise click.UsageError(f"--cors {origin!r} is no origin; write it like http://localhost:3000, or *.")
-    limits = Limits(**{f"max_{name}": given.pop(f"most_{name}") for name in _MOST})
+    limits = RequestLimits(**{f"max_{name}": given.pop(f"most_{name}") for name in _MOST})
     keys = _keys(api_key, api_key_file)
     if not keys and not no_auth and not is_loopback(host):
         raise click.UsageError(

@@ -15,7 +15,7 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from pyfly_cpp._native import Counters, Progress, Slot
+from pyfly_cpp._native import Counters, Slot, SlotProgress
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.engine.decoder import Decoder
 from pyfly_cpp.engine.feed import Feed
@@ -269,7 +269,7 @@ class Stepper:
                 self._fail(step, failure)
         self._decoder.python_seconds += time.perf_counter() - ended
 
-    def _read(self, step: Stepped, progress: Progress, seconds: float) -> None:
+    def _read(self, step: Stepped, progress: SlotProgress, seconds: float) -> None:
         """Puts what a step did for a request on its feed."""
         request = step.request
         if progress.failure is not None:

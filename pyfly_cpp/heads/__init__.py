@@ -5,7 +5,7 @@ answers to `prompts.py`), the target's hidden states for them (`states.py`), lea
 (`export.py`). Layers and learning need PyTorch: the extra `train`.
 """
 
-from pyfly_cpp.heads.plan import Plan, plan_head
+from pyfly_cpp.heads.plan import TrainingPlan, plan_head
 from pyfly_cpp.heads.training import Trained, train_head
 
-__all__ = ["Plan", "Trained", "plan_head", "train_head"]
+__all__ = ["Trained", "TrainingPlan", "plan_head", "train_head"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pyfly_cpp.engine.markers import THOUGHTS
-from pyfly_cpp.heads.prompts import for_prompts
+from pyfly_cpp.heads.built_in_prompts import for_prompts
 from pyfly_cpp.heads.texts import N_PARALLEL, Tell, answers, open_batch
 from pyfly_cpp.machine.files import resumable
 from pyfly_cpp.measure.rows import read_lines_so_far

@@ -21,7 +21,7 @@ from pyfly_cpp.heads.eagle3 import Eagle3Head, Passage
 from pyfly_cpp.heads.export import Weights, with_adjacent_rope
 from pyfly_cpp.heads.precision import autocast
 from pyfly_cpp.heads.shapes import Eagle3Shape
-from pyfly_cpp.heads.states import Rows
+from pyfly_cpp.heads.state_file import Rows
 from pyfly_cpp.heads.target import TargetFile
 from pyfly_cpp.heads.texts import Text
 from pyfly_cpp.heads.unroll import unroll
@@ -94,7 +94,7 @@ def spans_of(rows: Rows, texts: Sequence[Text]) -> list[Span]:
     return spans
 
 
-class Window(NamedTuple):
+class TextWindow(NamedTuple):
     """Rows of some texts, padded: row r is of token r + 1 of a text."""
 
     embeddings: Tensor
@@ -180,7 +180,7 @@ class Dataset:
         for i in rng.permutation(len(batches)):
             yield batches[int(i)]
 
-    def window(self, spans: Sequence[Span]) -> Window:
+    def window(self, spans: Sequence[Span]) -> TextWindow:
         """The rows of some texts."""
         n = max(span.end - span.begin for span in spans) - 1
         rows = np.zeros((len(spans), n + 1), self.rows.dtype)
@@ -192,7 +192,7 @@ class Dataset:
             answers[i, max(span.n_prompt - 1, 0) : n_text - 1] = True
         next_token = np.concatenate([rows["token"][:, 2:], np.full((len(spans), 1), -1)], axis=1)
         now = rows[:, 1:]
-        return Window(
+        return TextWindow(
             self._embedded(now["token"]),
             torch.from_numpy(rows["inputs"][:, :-1].astype(np.float32)),
             torch.from_numpy(now["ids"].astype(np.int64)),
@@ -313,16 +313,16 @@ class Fit:
             yield (i + 1) / len(batches)
         self.n_done += 1
 
-    def _window(self, spans: Sequence[Span]) -> Window:
-        return Window(*(one.to(self.device) for one in self.data.window(spans)))
+    def _window(self, spans: Sequence[Span]) -> TextWindow:
+        return TextWindow(*(one.to(self.device) for one in self.data.window(spans)))
 
-    def _wanted(self, window: Window) -> Wanted:
+    def _wanted(self, window: TextWindow) -> Wanted:
         ids = torch.where(window.ids >= 0, self._t2d[window.ids.clamp_min(0)], -1)
         shares = window.log_probs.exp() * (ids >= 0)
         mass = shares.sum(-1)
         return Wanted(ids, shares / mass.clamp_min(1e-6)[..., None], mass > 0)
 
-    def _loss(self, window: Window) -> Tensor:
+    def _loss(self, window: TextWindow) -> Tensor:
         wanted, weights = self._wanted(window), torch.ones(window.follows.shape, device=self.device)
         losses = []
         with autocast(self.device.type):
@@ -333,13 +333,13 @@ class Fit:
                 losses.append(STEP_WEIGHTS[depth] * loss)
         return torch.stack(losses).sum()
 
-    def _right(self, window: Window) -> list[Tensor]:
+    def _right(self, window: TextWindow) -> list[Tensor]:
         """Of each depth: whether the proposal of the draft that begins in a row is the target's choice, [text, row]."""
         wanted = self._wanted(window)
         with autocast(self.device.type):
             return [_up(wanted.is_right(logits), depth) for depth, (_, logits) in enumerate(self._unrolled(window))]
 
-    def _unrolled(self, window: Window) -> Iterator[tuple[Tensor, Tensor]]:
+    def _unrolled(self, window: TextWindow) -> Iterator[tuple[Tensor, Tensor]]:
         return unroll(self.head, window.embeddings, self.head.fuse(window.features), len(STEP_WEIGHTS))
 
     @torch.no_grad()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pyfly_cpp import _native
 from pyfly_cpp.errors import IncompatibleDraftError
-from pyfly_cpp.heads.prompts import built_in
+from pyfly_cpp.heads.built_in_prompts import built_in
 from pyfly_cpp.machine.files import require_free, require_gguf, require_other, require_space
 from pyfly_cpp.machine.memory import bytes_of_model
 from pyfly_cpp.measure.prompt_sets import read_prompts
@@ -24,7 +24,7 @@ LEAST_TOKENS = 2000
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """A training."""
 
     target: Path
@@ -72,7 +72,7 @@ def plan_head(
     kind: str = "q8_0",
     licence: str | None = None,
     force: bool = False,
-) -> Plan:
+) -> TrainingPlan:
     """Looks at the files, not at their weights.
 
     Args:
@@ -116,7 +116,7 @@ def plan_head(
 
     n_embd = TargetFile(path).n_embd
     n_bytes = n_tokens * (8 * n_embd + 120) + 60 * n_embd * n_embd * 12
-    plan = Plan(
+    plan = TrainingPlan(
         path, out, None if texts is None else Path(texts), _prompts(prompts), texts is None and prompts is None,
         n_tokens, hours, kind, licence, layers_of(info.n_layer), n_bytes,
         bytes_of_model(path) + 60 * n_embd * n_embd * 16 + 2 * 10**9,

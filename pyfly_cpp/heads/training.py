@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from pyfly_cpp.decoding.drafters import Eagle3
 from pyfly_cpp.errors import counted
 from pyfly_cpp.heads.asking import ask_for_prompts, read_asked
-from pyfly_cpp.heads.plan import LEAST_TOKENS, Plan
-from pyfly_cpp.heads.states import read_states, write_states
+from pyfly_cpp.heads.plan import LEAST_TOKENS, TrainingPlan
+from pyfly_cpp.heads.state_file import read_states, write_states
 from pyfly_cpp.heads.texts import N_TEXT, Tell, Text, in_turn, texts_of_files, write_answers
 from pyfly_cpp.llama.fly_llama import FlyLlama
 from pyfly_cpp.machine.files import only_writer, require_writable, resumable, write_atomically
@@ -63,7 +63,7 @@ class Trained:
 
 
 def train_head(
-    plan: Plan,
+    plan: TrainingPlan,
     *,
     tell: Tell | None = None,
     log: Callable[[str], None] | None = None,
@@ -131,7 +131,7 @@ def train_head(
     return Trained(plan.output, n, fit.best.by_depth, fit.best.by_kind, speeds)
 
 
-def _require_same(plan: Plan) -> str:
+def _require_same(plan: TrainingPlan) -> str:
     """Checks that the files in the folder were made from this target and these layers. Returns the target's
     fingerprint."""
     made_from = {
@@ -158,7 +158,7 @@ def _require_enough(n: int) -> None:
         )
 
 
-def _texts(plan: Plan, begun: float, tell: Tell, settings: dict[str, Any]) -> list[Text]:
+def _texts(plan: TrainingPlan, begun: float, tell: Tell, settings: dict[str, Any]) -> list[Text]:
     """All texts, written first if they are not there."""
     path, asked = plan.folder / "texts.jsonl", plan.folder / "prompts.jsonl"
     written = Text.read(path)
@@ -196,7 +196,7 @@ def _percent(shares: Sequence[float]) -> str:
     return ", ".join(f"{share:.1%}" for share in shares)
 
 
-def _export(plan: Plan, target: TargetFile, fit: Fit, print_of_target: str, n_tokens: int) -> None:
+def _export(plan: TrainingPlan, target: TargetFile, fit: Fit, print_of_target: str, n_tokens: int) -> None:
     from pyfly_cpp.heads.export import write_gguf
 
     assert fit.best is not None
@@ -223,7 +223,7 @@ N_MEASURED = 8
 
 
 def _measure(
-    plan: Plan, prompts: Sequence[list[int]], tell: Tell, settings: dict[str, Any]
+    plan: TrainingPlan, prompts: Sequence[list[int]], tell: Tell, settings: dict[str, Any]
 ) -> tuple[float, float] | None:
     """Tokens per second without and with the head, governed, behind these prompts; None if the answers are too few or
     too short."""

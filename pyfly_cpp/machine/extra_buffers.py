@@ -24,7 +24,7 @@ VARIABLE = "PYFLY_EXTRA_BUFFERS"
 """Environment variable that decides instead: 1 to use all extra buffer types, AMX included, 0 to use none."""
 
 
-class Verdict(NamedTuple):
+class BufferVerdict(NamedTuple):
     """Whether the extra buffer types can be used, and why."""
 
     usable: bool
@@ -53,26 +53,28 @@ def usable() -> bool:
 
 
 @functools.lru_cache(maxsize=1)
-def verdict() -> Verdict:
+def verdict() -> BufferVerdict:
     """The decision of `usable` and its reason. Leaves out AMX from now on. Raises ValueError as `usable` does."""
     wish = os.environ.get(VARIABLE, "")
     if wish not in ("", "0", "1"):
         raise ValueError(f"{VARIABLE} is {wish!r}; set it to 0 or 1, or not at all.")
     if wish:
-        return Verdict(wish == "1", f"{VARIABLE} is {wish}")
+        return BufferVerdict(wish == "1", f"{VARIABLE} is {wish}")
     if not _library_has_amx():
-        return Verdict(True, "llama.cpp was compiled without AMX")
+        return BufferVerdict(True, "llama.cpp was compiled without AMX")
     if "amx_int8" not in _cpu().get("flags", "").split():
-        return Verdict(True, "this CPU has no AMX")
+        return BufferVerdict(True, "this CPU has no AMX")
     try:
         _native.leave_out("AMX")
     except NativeError:
-        return Verdict(
+        return BufferVerdict(
             False,
             "llama.cpp's AMX kernels, which crash in some builds (GCC bug 114098), cannot be left out here",
             f"set {VARIABLE}=1 if they are known to work",
         )
-    return Verdict(True, "all but AMX, which is slower than our kernels and crashes in some builds (GCC bug 114098)")
+    return BufferVerdict(
+        True, "all but AMX, which is slower than our kernels and crashes in some builds (GCC bug 114098)"
+    )
 
 
 def guard_llama_cpp() -> None:

@@ -48,7 +48,7 @@ _STOPPED = {getattr(signal, name, None) for name in ("SIGHUP", "SIGINT", "SIGKIL
 """Signals that end a trial from outside, and prove nothing about the kernels."""
 
 
-class Found(NamedTuple):
+class Findings(NamedTuple):
     """The findings for one build of llama.cpp on one processor."""
 
     right: tuple[int, ...] = ()
@@ -80,7 +80,7 @@ class _NotTried(Exception):
     """Nothing was found out, for a reason that may be gone the next time."""
 
 
-def find() -> Found:
+def find() -> Findings:
     """The findings of this machine. Without any, tries the kernels now, which takes some seconds. Requires installed
     kernels, and enables them if some are used. Warns of a trial that ended badly."""
     key = _key()
@@ -94,7 +94,7 @@ def find() -> Found:
         if known.used:
             _native.enable_kernels()
     except (NativeError, _NotTried) as error:
-        return Found(why_not=str(error).rstrip("."))
+        return Findings(why_not=str(error).rstrip("."))
     if known.why_not:
         known = known._replace(why_not=f"{known.why_not}; delete {_path()} to try them again")
         if is_new:
@@ -102,23 +102,23 @@ def find() -> Found:
     return known
 
 
-_NOTHING = Found()
+_NOTHING = Findings()
 
 
-def _is_open(known: Found) -> bool:
+def _is_open(known: Findings) -> bool:
     return bool(known == _NOTHING or known.begun or known.doubtful)
 
 
-def _first(key: str, unfinished: Found) -> Found:
+def _first(key: str, unfinished: Findings) -> Findings:
     if unfinished.begun >= _STARTS:
-        return Found(why_not="the process ended each time that ours were tried")
-    _keep(key, Found(begun=unfinished.begun + 1))  # stays there if this process is ended
+        return Findings(why_not="the process ended each time that ours were tried")
+    _keep(key, Findings(begun=unfinished.begun + 1))  # stays there if this process is ended
     try:
         found = _tried(())
         if found.used:
             _native.enable_kernels()
     except NativeError as error:
-        found = Found(why_not=str(error).rstrip("."))
+        found = Findings(why_not=str(error).rstrip("."))
     except BaseException:  # as if it had not begun
         _keep(key, unfinished)
         raise
@@ -126,7 +126,7 @@ def _first(key: str, unfinished: Found) -> Found:
     return found
 
 
-def _again(key: str, known: Found) -> Found:
+def _again(key: str, known: Findings) -> Findings:
     try:
         found = _tried(known.doubtful)
     except _NotTried:
@@ -140,7 +140,7 @@ def _again(key: str, known: Found) -> Found:
 # ---- Trying ----------------------------------------------------------------------------------------------------------
 
 
-def _tried(operations: Sequence[int]) -> Found:
+def _tried(operations: Sequence[int]) -> Findings:
     """What a process of its own finds of these operations, or of all. Raises _NotTried."""
     command = [sys.executable, *_PROGRAM, *map(str, operations)]
     code: int | None
@@ -160,13 +160,13 @@ def _tried(operations: Sequence[int]) -> Found:
         with contextlib.suppress(ValueError, TypeError):
             said.update(json.loads(line))
     if "why_not" in said:
-        return Found(why_not=said["why_not"])
+        return Findings(why_not=said["why_not"])
     if code is not None and code < 0 and -code not in _STOPPED:
-        return Found(why_not=f"a trial of ours crashed ({_name_of(-code)})")
+        return Findings(why_not=f"a trial of ours crashed ({_name_of(-code)})")
     if "right" in said:  # without all times if it was stopped, and nobody knows that they are slower
-        return Found(tuple(said["right"]), tuple(said.get("slower", ())), looks=1, looked=time.time())
+        return Findings(tuple(said["right"]), tuple(said.get("slower", ())), looks=1, looked=time.time())
     if code is None:
-        return Found(why_not=f"a trial of ours did not end within {_SECONDS} s")
+        return Findings(why_not=f"a trial of ours did not end within {_SECONDS} s")
     lines = errors.decode("utf-8", errors="replace").split("\n")
     last = next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {code}")
     raise _NotTried(f"ours could not be tried ({last.rstrip('.')})")
@@ -211,7 +211,7 @@ def _turn() -> Iterator[None]:
         yield
 
 
-def _read() -> dict[str, Found]:
+def _read() -> dict[str, Findings]:
     """What is known, by machine; empty if there is no readable file."""
     with contextlib.suppress(OSError, RuntimeError, ValueError, RecursionError, AttributeError):
         saved: Any = json.loads(_path().read_text(encoding="utf-8"))
@@ -219,17 +219,17 @@ def _read() -> dict[str, Found]:
     return {}
 
 
-def _found_in(entry: Any) -> Found | None:
+def _found_in(entry: Any) -> Findings | None:
     """None: it is of another version, or damaged."""
     with contextlib.suppress(ValueError, TypeError, LookupError, OverflowError):
         right, slower = (tuple(int(one) for one in entry[name]) for name in ("right", "slower"))
         if {*_native.kernel_types(), ATTENTION}.issuperset((*right, *slower)):
             numbers = int(entry["looks"]), float(entry["looked"])
-            return Found(right, slower, *numbers, str(entry["why_not"]), int(entry["begun"]))
+            return Findings(right, slower, *numbers, str(entry["why_not"]), int(entry["begun"]))
     return None
 
 
-def _keep(key: str, found: Found) -> None:
+def _keep(key: str, found: Findings) -> None:
     """If it cannot be kept, the next process tries again."""
     with keeping():
         entries = {**_read(), key: found}

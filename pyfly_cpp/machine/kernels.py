@@ -35,7 +35,7 @@ _FEW = 4
 """Most types that `describe` names one by one."""
 
 
-class Verdict(NamedTuple):
+class KernelVerdict(NamedTuple):
     """Which types are packed on this machine, and why."""
 
     types: tuple[int, ...]
@@ -83,13 +83,13 @@ def require_choice(kernels: str | None) -> str:
     return wish
 
 
-def take(kernels: str | None, model_path: str, arguments: Mapping[str, Any]) -> Verdict:
+def take(kernels: str | None, model_path: str, arguments: Mapping[str, Any]) -> KernelVerdict:
     """The types to pack of a model that is loaded with this choice and these arguments of `llama_cpp.Llama`; none for
     "stock". Nothing is packed if there is too little memory: packed weights need as much as the file has bytes, and
     llama.cpp can leave them in the file. Warns of it unless layers are on a GPU, for which our kernels do nothing.
     Raises ValueError as `require_choice` does."""
     if require_choice(kernels) == "stock":
-        return Verdict((), False, "stock")
+        return KernelVerdict((), False, "stock")
     found = verdict()
     n_needed, n_free = memory.bytes_of_model(model_path), memory.available()
     if found.types and n_free is not None and n_needed > n_free:
@@ -100,7 +100,7 @@ def take(kernels: str | None, model_path: str, arguments: Mapping[str, Any]) -> 
                 RuntimeWarning,
                 stacklevel=2,
             )
-        return Verdict((), False, "too little memory")
+        return KernelVerdict((), False, "too little memory")
     return found
 
 
@@ -115,7 +115,7 @@ def _is_on_cpu(arguments: Mapping[str, Any]) -> bool:
     return arguments.get("n_gpu_layers", 0) == 0 or not llama_cpp.llama_supports_gpu_offload()
 
 
-def install() -> Verdict:
+def install() -> KernelVerdict:
     """Gives the kernels to every model that this process loads from now on, plain `llama_cpp.Llama` objects included;
     a `FlyLlama` keeps to its own `kernels=`."""
     found = verdict()
@@ -126,7 +126,7 @@ def install() -> Verdict:
 _FINDING = threading.Lock()
 
 
-def verdict() -> Verdict:
+def verdict() -> KernelVerdict:
     """The types that "auto" packs on this machine. The first call ever tries each type, which takes some seconds.
     Raises ValueError as `extra_buffers.verdict` does."""
     with _FINDING:
@@ -134,19 +134,19 @@ def verdict() -> Verdict:
 
 
 @functools.lru_cache(maxsize=1)
-def _verdict() -> Verdict:
+def _verdict() -> KernelVerdict:
     if _WHY_NOT is not None:
-        return Verdict((), False, _WHY_NOT)
+        return KernelVerdict((), False, _WHY_NOT)
     others = extra_buffers.verdict()
     if not others.usable:  # models are loaded without any, and a trial of llama.cpp's own could end the process
-        return Verdict((), False, others.reason)
+        return KernelVerdict((), False, others.reason)
     found = kernel_findings.find()
     if found.why_not:
-        return Verdict((), False, found.why_not)
+        return KernelVerdict((), False, found.why_not)
     types = tuple(sorted(found.used - {kernel_findings.ATTENTION}))
     is_attention = kernel_findings.ATTENTION in found.used
     reason = f"ours for {_counted(types)}{' and' if is_attention else ', not for'} attention ({_native.kernels_isa()})"
-    return Verdict(types, is_attention, reason)
+    return KernelVerdict(types, is_attention, reason)
 
 
 def _counted(types: Sequence[int]) -> str:

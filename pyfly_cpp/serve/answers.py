@@ -14,17 +14,17 @@ from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.engine.output import Piece, Token
 from pyfly_cpp.grammar.response_format import schema_of
 from pyfly_cpp.grammar.schemas import Framed
-from pyfly_cpp.serve.errors import ApiError, bad_request
+from pyfly_cpp.serve.api_errors import ApiError, bad_request
 from pyfly_cpp.serve.grammars import Constraint
-from pyfly_cpp.serve.model import Model
 from pyfly_cpp.serve.orders import (
-    Order,
+    AnswerOrder,
     read_logit_bias,
     read_sampling,
     read_seeds,
     read_stop,
     written,
 )
+from pyfly_cpp.serve.served_model import Model
 from pyfly_cpp.serve.settings import Settings
 from pyfly_cpp.serve.timings import Progress, Timings
 from pyfly_cpp.serve.written import Entries
@@ -35,7 +35,7 @@ Event = dict[str, Any]
 class Answer(Protocol):
     """A request that was understood. It is fed with pieces; the answer is the same event by event and as a whole."""
 
-    orders: list[Order]
+    orders: list[AnswerOrder]
     """The texts that it wants."""
     stream: bool
     """Whether it wants events."""
@@ -85,7 +85,7 @@ class Shared:
         self.tells_progress = bool(body.get("return_progress"))
         self.with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
         self.with_records = bool(body.get("records"))
-        self.orders: list[Order] = []
+        self.orders: list[AnswerOrder] = []
         self.headers: dict[str, str] = {}
         self.n_prompt_tokens = 0
         self.n_tokens: dict[int, int] = {}
@@ -119,7 +119,7 @@ class Shared:
             self.n_prompt_tokens += len(prompt)
             most = min(room, limits.max_tokens if max_tokens is None else min(max_tokens, limits.max_tokens))
             self.orders += [
-                Order(
+                AnswerOrder(
                     tuple(prompt), most, sampling, seed, texts_of_stop, bias, grammar, n_logprobs, echo,
                     self.with_records, self.decoding, new_processor=new_processor, shown=shown,
                     line_seconds=line_seconds,

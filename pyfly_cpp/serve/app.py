@@ -20,20 +20,20 @@ from pyfly_cpp._version import __version__
 from pyfly_cpp.engine.output import Piece
 from pyfly_cpp.serve import requests
 from pyfly_cpp.serve.answers import Answer, Event, system_fingerprint
-from pyfly_cpp.serve.chat import Chat
-from pyfly_cpp.serve.completions import Completion
+from pyfly_cpp.serve.api_errors import ApiError, bad_request, internal, stopping
+from pyfly_cpp.serve.chat import ChatAnswer
 from pyfly_cpp.serve.embeddings import Embeddings
-from pyfly_cpp.serve.errors import ApiError, bad_request, internal, stopping
 from pyfly_cpp.serve.messages import Message, as_chat
 from pyfly_cpp.serve.native import Infill, Native
 from pyfly_cpp.serve.openapi import describe
 from pyfly_cpp.serve.orders import read_decoding, read_sampling, settings_of, written
 from pyfly_cpp.serve.pages import Pages
-from pyfly_cpp.serve.prompts import ChatPrompt
+from pyfly_cpp.serve.prompt_reading import ChatPrompt
 from pyfly_cpp.serve.responses import Response as ResponseAnswer
 from pyfly_cpp.serve.security import OWNER, App, client_of, guarded, refuse
 from pyfly_cpp.serve.service import Service
 from pyfly_cpp.serve.streams import ClientLeft, Sender, Whole, closing, header_of, while_there
+from pyfly_cpp.serve.text_completions import TextAnswer
 from pyfly_cpp.serve.timings import Progress
 from pyfly_cpp.serve.written import Entries, portions
 
@@ -47,7 +47,7 @@ def make_app(service: Service) -> App:
     """The application, behind everything that is asked of strangers."""
     routes, pages = _Routes(service), Pages()
 
-    def post(path: str, kind: Callable[..., Answer], model: type[requests.Request]) -> Route:
+    def post(path: str, kind: Callable[..., Answer], model: type[requests.RequestBody]) -> Route:
         return Route(path, _Answers(service, path, kind, model), methods=["POST"])
 
     def error(request: Request, failure: Exception) -> Response:
@@ -59,8 +59,8 @@ def make_app(service: Service) -> App:
 
     app = Starlette(
         routes=[
-            *(post(f"{root}/chat/completions", Chat, requests.ChatRequest) for root in ("/v1", "")),
-            post("/v1/completions", Completion, requests.CompletionRequest),
+            *(post(f"{root}/chat/completions", ChatAnswer, requests.ChatRequest) for root in ("/v1", "")),
+            post("/v1/completions", TextAnswer, requests.CompletionRequest),
             *(post(path, Native, requests.NativeRequest) for path in ("/completion", "/completions")),
             post("/infill", Infill, requests.InfillRequest),
             *(post(f"{root}/responses", ResponseAnswer, requests.ResponseRequest) for root in ("/v1", "")),
@@ -159,7 +159,9 @@ class _Checked:
 class _Answers(_Checked):
     """A route whose answers are written by the model."""
 
-    def __init__(self, service: Service, path: str, kind: Callable[..., Answer], model: type[requests.Request]) -> None:
+    def __init__(
+        self, service: Service, path: str, kind: Callable[..., Answer], model: type[requests.RequestBody]
+    ) -> None:
         super().__init__(service, path)
         self._kind = kind
         self._model = model
@@ -355,7 +357,7 @@ class _Routes:
         return JSONResponse({"input_tokens": len((await self._prompt(request)).tokens)})
 
     async def _prompt(
-        self, request: Request, fields: type[requests.Request] = requests.ChatRequest,
+        self, request: Request, fields: type[requests.RequestBody] = requests.ChatRequest,
         read: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict,
     ) -> ChatPrompt:  # fmt: skip
         """The prompt of a chat; `read`: what makes a chat request of these fields."""

@@ -13,10 +13,10 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from starlette.requests import ClientDisconnect, Request
 
-from pyfly_cpp.serve.errors import ApiError, bad_request
+from pyfly_cpp.serve.api_errors import ApiError, bad_request
 from pyfly_cpp.serve.reading import Reading
-from pyfly_cpp.serve.requests import Request as Model
-from pyfly_cpp.serve.settings import Limits
+from pyfly_cpp.serve.requests import RequestBody as Model
+from pyfly_cpp.serve.settings import RequestLimits
 from pyfly_cpp.serve.streams import while_there
 
 _MOST_AT_ONCE = 4096
@@ -45,7 +45,7 @@ class Body(NamedTuple):
     """As it came."""
 
 
-async def read_json(request: Request, limits: Limits, reading: Reading, model: type[Model]) -> Body:
+async def read_json(request: Request, limits: RequestLimits, reading: Reading, model: type[Model]) -> Body:
     """Reads a request.
 
     Raises:
@@ -64,7 +64,7 @@ async def read_json(request: Request, limits: Limits, reading: Reading, model: t
     return Body(value, len(content))
 
 
-def _understand(content: bytes, limits: Limits, model: type[Model]) -> dict[str, Any]:
+def _understand(content: bytes, limits: RequestLimits, model: type[Model]) -> dict[str, Any]:
     value = parse(content, limits.max_depth)
     check(model, value)
     return value

@@ -8,17 +8,17 @@ from typing import Any
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.engine.output import Piece
 from pyfly_cpp.serve.answers import Event, Shared, Told
+from pyfly_cpp.serve.api_errors import bad_request
 from pyfly_cpp.serve.calls import CallReader
-from pyfly_cpp.serve.errors import bad_request
-from pyfly_cpp.serve.model import Model
-from pyfly_cpp.serve.prompts import ChatPrompt
+from pyfly_cpp.serve.prompt_reading import ChatPrompt
+from pyfly_cpp.serve.served_model import Model
 from pyfly_cpp.serve.settings import Settings
 from pyfly_cpp.serve.thoughts import Budget, ThoughtReader
 from pyfly_cpp.serve.tools import Call
 from pyfly_cpp.serve.written import Entries
 
 
-class Chat(Shared):
+class ChatAnswer(Shared):
     """A chat completion: n answers to the messages."""
 
     kind = "chat.completion"
@@ -73,7 +73,7 @@ class Chat(Shared):
 class _Choice:
     """One answer."""
 
-    def __init__(self, owner: Chat, i: int) -> None:
+    def __init__(self, owner: ChatAnswer, i: int) -> None:
         self._owner = owner
         self._i = i
         prompt = owner.prompt

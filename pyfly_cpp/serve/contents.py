@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pyfly_cpp.serve.errors import bad_request
+from pyfly_cpp.serve.api_errors import bad_request
 
 
 def read_content(content: Any, path: str) -> str:

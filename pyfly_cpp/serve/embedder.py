@@ -17,7 +17,7 @@ from pyfly_cpp.engine.loaded_model import LoadedModel
 from pyfly_cpp.errors import NativeError, NotFiniteError
 from pyfly_cpp.llama.fly_batch import FlyBatch
 from pyfly_cpp.machine import memory
-from pyfly_cpp.serve.errors import bad_request
+from pyfly_cpp.serve.api_errors import bad_request
 
 _CHUNK = 64
 """Tokens of one evaluation: so long do the texts that are written wait. llama.cpp makes a row of logits for each."""

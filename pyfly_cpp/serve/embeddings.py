@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pyfly_cpp.serve.api_errors import bad_request
 from pyfly_cpp.serve.contents import listed
 from pyfly_cpp.serve.embedder import Embedder
-from pyfly_cpp.serve.errors import bad_request
-from pyfly_cpp.serve.model import Model
+from pyfly_cpp.serve.served_model import Model
 from pyfly_cpp.serve.settings import Settings
 from pyfly_cpp.serve.written import Entries
 

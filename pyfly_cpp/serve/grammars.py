@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pyfly_cpp.grammar.readers import GrammarReaders
-from pyfly_cpp.serve.errors import ApiError, bad_request
+from pyfly_cpp.serve.api_errors import ApiError, bad_request
 
 _N_KEPT = 64
 _N_REFUSED = 1024

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pyfly_cpp.serve.model import Model
+from pyfly_cpp.serve.served_model import Model
 
 _NEAR = 2048
 _MOST_CHARACTERS = 16

@@ -9,11 +9,11 @@ from typing import Any
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.engine.output import Piece
 from pyfly_cpp.serve.answers import Event
-from pyfly_cpp.serve.chat import Chat
+from pyfly_cpp.serve.api_errors import ApiError, bad_request
+from pyfly_cpp.serve.chat import ChatAnswer
 from pyfly_cpp.serve.contents import read_content
-from pyfly_cpp.serve.errors import ApiError, bad_request
-from pyfly_cpp.serve.model import Model
-from pyfly_cpp.serve.orders import Order
+from pyfly_cpp.serve.orders import AnswerOrder
+from pyfly_cpp.serve.served_model import Model
 from pyfly_cpp.serve.settings import Settings
 from pyfly_cpp.serve.timings import Progress
 from pyfly_cpp.serve.tools import read_arguments
@@ -35,9 +35,9 @@ class Message:
             unsupported = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
             raise bad_request("nothing is stored here, so there are no threads; send the whole conversation.", "thread",
                               more={"details": unsupported})  # fmt: skip
-        self._chat = Chat(model, settings, as_chat(body), decoding)
+        self._chat = ChatAnswer(model, settings, as_chat(body), decoding)
         self._name = settings.name
-        self.orders: list[Order] = self._chat.orders
+        self.orders: list[AnswerOrder] = self._chat.orders
         self.headers = self._chat.headers
         self.stream = bool(body.get("stream"))
         self._id = f"msg_{uuid.uuid4().hex}"

@@ -9,11 +9,11 @@ from typing import Any
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.engine.output import Piece, Token
 from pyfly_cpp.serve.answers import Event, Shared, Told, read_format
+from pyfly_cpp.serve.api_errors import ApiError
 from pyfly_cpp.serve.contents import listed
-from pyfly_cpp.serve.errors import ApiError
 from pyfly_cpp.serve.infill import infill_prompt
-from pyfly_cpp.serve.model import Model
-from pyfly_cpp.serve.orders import Order, settings_of
+from pyfly_cpp.serve.orders import AnswerOrder, settings_of
+from pyfly_cpp.serve.served_model import Model
 from pyfly_cpp.serve.settings import Settings
 from pyfly_cpp.serve.timings import Progress
 from pyfly_cpp.serve.written import Entries
@@ -85,7 +85,7 @@ class Infill(Native):
 class _Text:
     """One text of the answer."""
 
-    def __init__(self, owner: Native, i: int, order: Order) -> None:
+    def __init__(self, owner: Native, i: int, order: AnswerOrder) -> None:
         self._owner = owner
         self._i = i
         self._order = order

@@ -14,7 +14,7 @@ _JSON = "application/json"
 
 def describe(has_keys: bool) -> dict[str, Any]:
     """The description; `has_keys`: whether an API key is asked for."""
-    posts: dict[str, tuple[str, type[requests.Request]]] = {
+    posts: dict[str, tuple[str, type[requests.RequestBody]]] = {
         "/v1/chat/completions": ("An answer to messages.", requests.ChatRequest),
         "/v1/completions": ("Continuations of texts.", requests.CompletionRequest),
         "/v1/responses": ("An answer as a list of items.", requests.ResponseRequest),

@@ -1,4 +1,5 @@
-"""The demands of a request on each text, whatever its route: an `Order`, out of the fields that all routes share."""
+"""The demands of a request on each answer, whatever its route: an `AnswerOrder`, made of the fields that all routes
+share."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import Any
 from pyfly_cpp.decoding import EXACT, Decoding
 from pyfly_cpp.decoding.gates import parse_gate
 from pyfly_cpp.decoding.windows import parse_window
-from pyfly_cpp.serve.errors import bad_request
+from pyfly_cpp.serve.api_errors import bad_request
 from pyfly_cpp.serve.grammars import Constraint
 
 _SEEDS = 2**32 - 1
@@ -30,7 +31,7 @@ _PENALTIES = {"repeat_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty
 
 
 @dataclass(frozen=True)
-class Order:
+class AnswerOrder:
     """One text to be written."""
 
     prompt: tuple[int, ...]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from pyfly_cpp.serve.errors import stopping
+from pyfly_cpp.serve.api_errors import stopping
 
 _SHORT = 2**16  # bytes that are read in some hundredths of a second
 _N_LONG = 2  # long requests that are read at a time

@@ -55,7 +55,7 @@ _Effort = Optional[Literal["none", "minimal", "low", "medium", "high", "xhigh"]]
 _ChoiceWord = Literal["none", "auto", "required"]
 
 
-class Request(BaseModel):
+class RequestBody(BaseModel):
     """A part of a request, or all of it."""
 
     model_config = ConfigDict(strict=True)
@@ -66,7 +66,7 @@ class Request(BaseModel):
         return {name: _whole(entry) for name, entry in value.items()} if isinstance(value, dict) else value
 
 
-class _Shared(Request):
+class _Shared(RequestBody):
     model: Optional[str] = None
     temperature: Optional[float] = Field(None, ge=0, le=100)
     top_p: Optional[float] = Field(None, ge=0, le=1)
@@ -103,12 +103,12 @@ class _Shared(Request):
     records: Optional[bool] = None
 
 
-class _Part(Request):
+class _Part(RequestBody):
     type: str
     text: Optional[str] = None
 
 
-class _Object(Request):
+class _Object(RequestBody):
     prompt_string: Optional[str] = None
     content: Optional[list[_Part]] = Field(None, max_length=2**16, fail_fast=True)
     multimodal_data: Any = None
@@ -118,15 +118,15 @@ _Mixed = Annotated[list[Union[_Token, str]], Field(min_length=1, fail_fast=True)
 _Prompt = Union[str, _Tokens, _Mixed, _Object, Annotated[list[Union[str, _Tokens, _Mixed, _Object]], _SOME]]
 
 
-class _StreamOptions(Request):
+class _StreamOptions(RequestBody):
     include_usage: Optional[bool] = None
 
 
-class _JsonSchema(Request):
+class _JsonSchema(RequestBody):
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class _Format(Request):
+class _Format(RequestBody):
     type: Literal["text", "json_object", "json_schema"]
     schema_: Optional[dict[str, Any]] = Field(None, alias="schema")
     json_schema: Optional[_JsonSchema] = None
@@ -159,7 +159,7 @@ class NativeRequest(_Numbered):
     response_fields: Optional[list[str]] = Field(None, max_length=64)
 
 
-class _Extra(Request):
+class _Extra(RequestBody):
     text: str
     filename: Optional[str] = None
 
@@ -176,18 +176,18 @@ class InfillRequest(NativeRequest):
 _Content = Union[str, Annotated[list[_Part], Field(max_length=2**16, fail_fast=True)], None]
 
 
-class _CalledFunction(Request):
+class _CalledFunction(RequestBody):
     name: str
     arguments: Union[str, dict[str, Any], None] = None
 
 
-class _Call(Request):
+class _Call(RequestBody):
     function: _CalledFunction
     id: Optional[str] = None
     type: Optional[str] = None
 
 
-class _Message(Request):
+class _Message(RequestBody):
     role: _Role
     content: _Content = None
     name: Optional[str] = None
@@ -197,27 +197,27 @@ class _Message(Request):
     reasoning_content: Optional[str] = None
 
 
-class _Function(Request):
+class _Function(RequestBody):
     name: str = Field(min_length=1, max_length=64)
     description: Optional[str] = None
     parameters: Optional[dict[str, Any]] = None
     strict: Optional[bool] = None
 
 
-class _Tool(Request):
+class _Tool(RequestBody):
     type: Literal["function"]
     function: _Function
 
 
-class _Named(Request):
+class _Named(RequestBody):
     name: str
 
 
-class _ToolChoice(Request):
+class _ToolChoice(RequestBody):
     function: _Named
 
 
-class _ChoiceObject(Request):
+class _ChoiceObject(RequestBody):
     type: _ChoiceWord
 
 
@@ -225,7 +225,7 @@ _FUNCTIONS = _only("function", what="functions")
 _CHOICES = _only("function", "none", "auto", "required", what="none, auto, required, or a function")
 
 
-class _Thinks(Request):
+class _Thinks(RequestBody):
     chat_template_kwargs: Optional[dict[str, Any]] = None
     reasoning_budget_tokens: Optional[int] = Field(None, ge=-1, le=_INT32)
     thinking_budget_tokens: Optional[int] = Field(None, ge=-1, le=_INT32)
@@ -253,7 +253,7 @@ class ChatRequest(_Numbered, _Thinks):
     parallel_tool_calls: Optional[bool] = None
 
 
-class _Item(Request):
+class _Item(RequestBody):
     type: Optional[str] = None
     role: Optional[_Role] = None
     content: _Content = None
@@ -267,7 +267,7 @@ class _NamedFormat(_Format):
     name: Optional[str] = None
 
 
-class _TextOptions(Request):
+class _TextOptions(RequestBody):
     format: Optional[_NamedFormat] = None
 
 
@@ -275,7 +275,7 @@ class _FlatTool(_Function):
     type: Literal["function"]
 
 
-class _Reasoning(Request):
+class _Reasoning(RequestBody):
     effort: _Effort = None
 
 
@@ -297,7 +297,7 @@ class ResponseRequest(_Shared, _Thinks):
     parallel_tool_calls: Optional[bool] = None
 
 
-class _Block(Request):
+class _Block(RequestBody):
     type: str
     text: Optional[str] = None
     thinking: Optional[str] = None
@@ -311,30 +311,30 @@ class _Block(Request):
 _Blocks = Union[str, Annotated[list[_Block], Field(max_length=2**16, fail_fast=True)]]
 
 
-class _AnthropicMessage(Request):
+class _AnthropicMessage(RequestBody):
     role: Literal["user", "assistant", "system"]
     content: _Blocks
 
 
-class _AnthropicTool(Request):
+class _AnthropicTool(RequestBody):
     name: str = Field(min_length=1, max_length=128)
     input_schema: dict[str, Any]
     description: Optional[str] = None
     type: Optional[Literal["custom"]] = None
 
 
-class _AnthropicChoice(Request):
+class _AnthropicChoice(RequestBody):
     type: Literal["auto", "any", "tool", "none"]
     name: Optional[str] = None
     disable_parallel_tool_use: Optional[bool] = None
 
 
-class _Thinking(Request):
+class _Thinking(RequestBody):
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Optional[int] = Field(None, ge=0, le=_INT32)
 
 
-class _OutputConfig(Request):
+class _OutputConfig(RequestBody):
     format: Optional[_Format] = None
     effort: Optional[str] = Field(None, max_length=16)
 
@@ -342,7 +342,7 @@ class _OutputConfig(Request):
 _TOOLS_OF_CLIENTS = _only("custom", what="tools of the client's")
 
 
-class CountRequest(Request):
+class CountRequest(RequestBody):
     """The body of /v1/messages/count_tokens."""
 
     messages: Annotated[list[_AnthropicMessage], _SOME]
@@ -372,7 +372,7 @@ class MessageRequest(CountRequest):
     speculative: Optional[bool] = None
 
 
-class EmbeddingRequest(Request):
+class EmbeddingRequest(RequestBody):
     """The body of /v1/embeddings."""
 
     input: _Prompt
@@ -382,7 +382,7 @@ class EmbeddingRequest(Request):
     dimensions: Optional[int] = Field(None, ge=1, le=_INT32)
 
 
-class TokenizeRequest(Request):
+class TokenizeRequest(RequestBody):
     """The body of /tokenize: `prompt` as lm-eval asks, or `content` as llama.cpp's clients do."""
 
     prompt: Optional[str] = None
@@ -393,7 +393,7 @@ class TokenizeRequest(Request):
     with_pieces: Optional[bool] = None
 
 
-class DetokenizeRequest(Request):
+class DetokenizeRequest(RequestBody):
     """The body of /detokenize."""
 
     tokens: Annotated[list[_Token], Field(fail_fast=True), BeforeValidator(_all_whole)]

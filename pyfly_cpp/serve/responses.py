@@ -10,11 +10,11 @@ from typing import Any
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.engine.output import Piece
 from pyfly_cpp.serve.answers import Event
-from pyfly_cpp.serve.chat import Chat
+from pyfly_cpp.serve.api_errors import ApiError, bad_request
+from pyfly_cpp.serve.chat import ChatAnswer
 from pyfly_cpp.serve.contents import read_content
-from pyfly_cpp.serve.errors import ApiError, bad_request
-from pyfly_cpp.serve.model import Model
-from pyfly_cpp.serve.orders import Order
+from pyfly_cpp.serve.orders import AnswerOrder
+from pyfly_cpp.serve.served_model import Model
 from pyfly_cpp.serve.settings import Settings
 from pyfly_cpp.serve.timings import Progress
 from pyfly_cpp.serve.tools import Call
@@ -37,8 +37,8 @@ class Response:
             )
         self._body = body
         self._name = settings.name
-        self._chat = _fitting(lambda given: Chat(model, settings, given, decoding), body)
-        self.orders: list[Order] = self._chat.orders
+        self._chat = _fitting(lambda given: ChatAnswer(model, settings, given, decoding), body)
+        self.orders: list[AnswerOrder] = self._chat.orders
         self.headers = self._chat.headers
         self.stream = bool(body.get("stream"))
         self.tells_progress = self._chat.tells_progress
@@ -186,7 +186,7 @@ def _more(kind: str) -> dict[str, Any]:
     return {"logprobs": []} if kind == "message" else {}
 
 
-def _fitting(chat_of: Callable[[Mapping[str, Any]], Chat], body: Mapping[str, Any]) -> Chat:
+def _fitting(chat_of: Callable[[Mapping[str, Any]], ChatAnswer], body: Mapping[str, Any]) -> ChatAnswer:
     """The chat of a request. With truncation auto, the first of its turns are dropped as far as they do not fit; system
     messages at the beginning stay. Raises ApiError."""
     given = _as_chat(body)

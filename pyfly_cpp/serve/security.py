@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse
 
-from pyfly_cpp.serve.errors import ApiError
+from pyfly_cpp.serve.api_errors import ApiError
 from pyfly_cpp.serve.settings import Settings
 
 Scope = MutableMapping[str, Any]

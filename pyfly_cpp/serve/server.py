@@ -19,7 +19,7 @@ from pyfly_cpp.llama.fly_batch import FlyBatch
 from pyfly_cpp.serve.app import make_app
 from pyfly_cpp.serve.connections import Config, Connection
 from pyfly_cpp.serve.logs import Log
-from pyfly_cpp.serve.model import Model
+from pyfly_cpp.serve.served_model import Model
 from pyfly_cpp.serve.service import Service
 from pyfly_cpp.serve.settings import Settings
 

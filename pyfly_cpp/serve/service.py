@@ -21,16 +21,16 @@ from pyfly_cpp.engine.output import Piece
 from pyfly_cpp.errors import ContextFullError, NotFiniteError
 from pyfly_cpp.grammar.readers import Unavailable
 from pyfly_cpp.serve.answers import Answer
+from pyfly_cpp.serve.api_errors import ApiError, bad_request, internal, stopping
 from pyfly_cpp.serve.body import Body, read_json
 from pyfly_cpp.serve.embedder import Embedder
-from pyfly_cpp.serve.errors import ApiError, bad_request, internal, stopping
 from pyfly_cpp.serve.grammars import Constraint, Grammars
 from pyfly_cpp.serve.logs import Log
 from pyfly_cpp.serve.metrics import Metrics
-from pyfly_cpp.serve.model import Model
-from pyfly_cpp.serve.orders import Order
+from pyfly_cpp.serve.orders import AnswerOrder
 from pyfly_cpp.serve.reading import Reading
-from pyfly_cpp.serve.requests import Request as Fields
+from pyfly_cpp.serve.requests import RequestBody as Fields
+from pyfly_cpp.serve.served_model import Model
 from pyfly_cpp.serve.settings import Settings
 from pyfly_cpp.serve.streams import header_of, while_there
 from pyfly_cpp.serve.timings import Progress
@@ -141,7 +141,7 @@ class Service:
                 self.metrics.embedded_tokens.inc(len(tokens))
                 yield vector
 
-    async def _with_grammars(self, answer: Answer, whose: str) -> list[Order]:
+    async def _with_grammars(self, answer: Answer, whose: str) -> list[AnswerOrder]:
         """The orders with grammars that were tried; the answer's headers tell what those do not enforce."""
         known: dict[Constraint, Constraint] = {}
         for order in answer.orders:
@@ -171,7 +171,7 @@ class Service:
             await asyncio.sleep(most)
 
     async def _write(
-        self, i: int, order: Order, ticket: Ticket, events: _Events,
+        self, i: int, order: AnswerOrder, ticket: Ticket, events: _Events,
         arrived: float,
     ) -> None:  # fmt: skip
         most = self.settings.limits.max_seconds
@@ -208,7 +208,7 @@ class Service:
         except Exception as failure:
             events.put_nowait((i, self._told(failure, order)))
 
-    def _told(self, failure: Exception, order: Order) -> ApiError:
+    def _told(self, failure: Exception, order: AnswerOrder) -> ApiError:
         """The message to the client about a failure."""
         if isinstance(failure, ApiError):
             return failure

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Limits of one request, and of all together."""
+class RequestLimits:
+    """RequestLimits of one request, and of all together."""
 
     max_tokens: int = 4096
     """Tokens of one answer."""
@@ -71,7 +71,7 @@ class Settings:
     """Seed of requests without one; None: another for each."""
     sampling: dict[str, float] = field(default_factory=dict)
     """Sampling of requests that do not set it."""
-    limits: Limits = Limits()
+    limits: RequestLimits = RequestLimits()
 
     @property
     def names(self) -> tuple[str, ...]:

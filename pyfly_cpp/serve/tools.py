@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from pyfly_cpp.engine.markers import CLOSE, END_FUNCTION, END_PARAMETER, FUNCTION, OPEN, PARAMETER
 from pyfly_cpp.grammar.schemas import Framed, as_json
-from pyfly_cpp.serve.errors import bad_request
+from pyfly_cpp.serve.api_errors import bad_request
 from pyfly_cpp.serve.grammars import Constraint
 
 NO_OBJECT = "INVALID_JSON"

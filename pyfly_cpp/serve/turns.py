@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Iterator
 
-from pyfly_cpp.serve.errors import ApiError, bad_request, stopping
+from pyfly_cpp.serve.api_errors import ApiError, bad_request, stopping
 
 _LONGEST_RETRY = 120  # seconds
 

@@ -311,7 +311,7 @@ def bits(world):
     """With Q8_0 weights, F16 caches and our kernels: the tokens and the bits of plain decoding, behind rejections and
     among other requests. Fails, too, where pyfly-cpp says that a batch may change them, with what it says."""
     _native.enable_kernels()
-    everything = kernels.Verdict(tuple(_native.kernel_types()), True, "every type")
+    everything = kernels.KernelVerdict(tuple(_native.kernel_types()), True, "every type")
     verdict, kernels.verdict = kernels.verdict, lambda: everything
     path = f"{world.path}.q8_0.gguf"
     params = llama_cpp.llama_model_quantize_default_params()

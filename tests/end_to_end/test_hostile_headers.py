@@ -94,7 +94,7 @@ def test_a_tensor_larger_than_the_file(tmp_path):
         resource.setrlimit(resource.RLIMIT_AS, (4 * 2**30, 4 * 2**30))
         llm.drafter = Eagle3(paths[1])"""
     error = error_in_subprocess(textwrap.dedent(code), LLAMA, path)
-    assert re.match("(IncompatibleDraft|Value)Error: .*(d2t|complete GGUF)", error), error
+    assert re.match("(IncompatibleDraft|Value|Argument)Error: .*(d2t|complete GGUF)", error), error
 
 
 def test_an_assertion_that_no_check_foresaw(tmp_path):

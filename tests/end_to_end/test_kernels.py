@@ -25,7 +25,7 @@ from pyfly_cpp.machine.conditions import resident_mib
 
 pytestmark = pytest.mark.skipif(kernels._WHY_NOT is not None, reason=f"no kernels: {kernels._WHY_NOT}")
 
-ALL = kernels.Verdict(tuple(_native.kernel_types()), True, "every type")
+ALL = kernels.KernelVerdict(tuple(_native.kernel_types()), True, "every type")
 PROMPT = "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May."
 
 
@@ -175,7 +175,9 @@ def test_flash_attention_is_on_if_ours_computes_it(architecture, more, kind, is_
 
 
 def test_no_flash_attention_for_types_that_are_left_to_llama_cpp(tiny_target, monkeypatch):
-    others = kernels.Verdict(tuple(kind for kind in ALL.types if kind != llama_cpp.GGML_TYPE_F16), True, "not F16")
+    others = kernels.KernelVerdict(
+        tuple(kind for kind in ALL.types if kind != llama_cpp.GGML_TYPE_F16), True, "not F16"
+    )
     monkeypatch.setattr(kernels, "verdict", lambda: others)
     with closing(FlyLlama(tiny_target, kernels="auto", n_ctx=64, verbose=False)) as llm:
         assert not llm.context_params.flash_attn_type
@@ -374,7 +376,7 @@ def known(monkeypatch):
 
     def set_known(**found):
         kernels._verdict.cache_clear()
-        monkeypatch.setattr(kernel_findings, "find", lambda: kernel_findings.Found(**found))
+        monkeypatch.setattr(kernel_findings, "find", lambda: kernel_findings.Findings(**found))
 
     yield set_known
     monkeypatch.undo()
@@ -388,9 +390,9 @@ def test_nothing_is_tried_where_other_extra_buffers_crash(known, monkeypatch):
         raise AssertionError("a trial")
 
     known()
-    monkeypatch.setattr(extra_buffers, "verdict", lambda: extra_buffers.Verdict(False, "AMX crashes"))
+    monkeypatch.setattr(extra_buffers, "verdict", lambda: extra_buffers.BufferVerdict(False, "AMX crashes"))
     monkeypatch.setattr(kernel_findings, "find", refuse)
-    assert kernels.install() == kernels.Verdict((), False, "AMX crashes")
+    assert kernels.install() == kernels.KernelVerdict((), False, "AMX crashes")
     assert kernels.take(None, "model.gguf", {}).bits == 0
     assert "AMX crashes" in kernels.describe()
 
@@ -554,7 +556,7 @@ def locked():
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmLck"))
 
 _native.enable_kernels()
-kernels.verdict = lambda: kernels.Verdict(tuple(_native.kernel_types()), True, "every type")
+kernels.verdict = lambda: kernels.KernelVerdict(tuple(_native.kernel_types()), True, "every type")
 llm = FlyLlama(sys.argv[1], kernels="auto", n_ctx=64, use_mlock=True, verbose=False)
 print(locked())
 llm.close()
@@ -609,7 +611,7 @@ def n_mappings():
     return sum("hg" in line.split() for line in lines if line.startswith("VmFlags:"))
 
 _native.enable_kernels()
-kernels.verdict = lambda: kernels.Verdict(tuple(_native.kernel_types()), True, "every type")
+kernels.verdict = lambda: kernels.KernelVerdict(tuple(_native.kernel_types()), True, "every type")
 before = n_mappings()
 llm = FlyLlama(sys.argv[1], kernels="auto", n_ctx=64, verbose=False)
 sys.exit(n_mappings() <= before)

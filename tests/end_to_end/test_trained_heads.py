@@ -22,11 +22,11 @@ from gguf_edit import edit_gguf, other_token
 from pyfly_cpp import Eagle3, FlyLlama
 from pyfly_cpp.decoding.companions import companions
 from pyfly_cpp.errors import IncompatibleDraftError, NotFiniteError
+from pyfly_cpp.heads import built_in_prompts as prompt_parts
 from pyfly_cpp.heads import plan_head, train_head
-from pyfly_cpp.heads import prompts as prompt_parts
 from pyfly_cpp.heads.asking import LENGTHS, _numbered, ask_for_prompts, read_asked
-from pyfly_cpp.heads.prompts import built_in
-from pyfly_cpp.heads.states import read_states, row_type, write_states
+from pyfly_cpp.heads.built_in_prompts import built_in
+from pyfly_cpp.heads.state_file import read_states, row_type, write_states
 from pyfly_cpp.heads.target import TargetFile
 from pyfly_cpp.heads.texts import Text, texts_of_files, write_answers
 from pyfly_cpp.machine.files import OutputError

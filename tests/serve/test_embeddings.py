@@ -16,7 +16,7 @@ from test_manners import connected, until
 from pyfly_cpp import FlyBatch
 from pyfly_cpp.machine import memory
 from pyfly_cpp.serve.embedder import Embedder
-from pyfly_cpp.serve.settings import Limits
+from pyfly_cpp.serve.settings import RequestLimits
 
 PATH = "/v1/embeddings"
 LONG = "Natalia sold clips to 48 of her friends in April. " * 9  # more than two evaluations
@@ -25,7 +25,7 @@ TEXTS = ["Tom has 3 apples and 4 pears.", LONG, "def add(a, b):", "ä€😀"]
 
 @pytest.fixture(scope="module")
 def embedding(batch):
-    with running(batch, embeddings=True, limits=Limits(max_inputs=6, max_waiting=2)) as one:
+    with running(batch, embeddings=True, limits=RequestLimits(max_inputs=6, max_waiting=2)) as one:
         yield one
 
 
@@ -175,7 +175,7 @@ def test_many_inputs(batch):
 
 
 def test_a_text_that_takes_too_long(batch, monkeypatch):
-    with running(batch, embeddings=True, limits=Limits(max_seconds=1e-9)) as one:
+    with running(batch, embeddings=True, limits=RequestLimits(max_seconds=1e-9)) as one:
         error = one.post(PATH, input=LONG)
     assert error.status_code in (400, 429), error.text  # its turn came in time, or not
 

@@ -13,7 +13,7 @@ import pytest
 
 from pyfly_cpp.grammar._process import GrammarReader, ReaderTurns
 from pyfly_cpp.grammar.readers import Unavailable
-from pyfly_cpp.serve.errors import ApiError
+from pyfly_cpp.serve.api_errors import ApiError
 from pyfly_cpp.serve.grammars import Constraint, Grammars
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="readers are forked")

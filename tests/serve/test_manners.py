@@ -12,7 +12,7 @@ from serving import EXACT, no_end, running, until
 
 from pyfly_cpp import FlyBatch
 from pyfly_cpp.engine.stepper import Stepper
-from pyfly_cpp.serve.settings import Limits
+from pyfly_cpp.serve.settings import RequestLimits
 
 PATH = "/v1/completions"
 
@@ -22,7 +22,7 @@ def narrow(tiny_target_f32):
     """One text at once, of any length; one more may wait."""
     with (
         FlyBatch(tiny_target_f32, 1, **{**EXACT, "n_ctx": 16384}) as batch,
-        running(batch, limits=Limits(max_tokens=16000, max_waiting=1, max_texts=4), grace=0.2) as one,
+        running(batch, limits=RequestLimits(max_tokens=16000, max_waiting=1, max_texts=4), grace=0.2) as one,
     ):
         one.endless = {"prompt": "A", "max_tokens": 16000, "logit_bias": no_end(batch), "stream": True}
         yield one
@@ -78,7 +78,7 @@ def test_a_full_queue(narrow):
 def test_a_text_that_takes_too_long(tiny_target_f32):
     with (
         FlyBatch(tiny_target_f32, 1, **{**EXACT, "n_ctx": 16384}) as batch,
-        running(batch, limits=Limits(max_tokens=16000, max_seconds=0.5)) as one,
+        running(batch, limits=RequestLimits(max_tokens=16000, max_seconds=0.5)) as one,
     ):
         body = {"prompt": "A", "max_tokens": 16000, "logit_bias": no_end(batch)}
         choice = one.post(PATH, **body).json()["choices"][0]
@@ -95,7 +95,7 @@ def test_a_text_that_takes_too_long(tiny_target_f32):
 def test_a_text_that_takes_too_long_keeps_what_might_have_been_a_stop_text(tiny_target_f32):
     with (
         FlyBatch(tiny_target_f32, 1, **{**EXACT, "n_ctx": 16384}) as batch,
-        running(batch, limits=Limits(max_tokens=16000, max_seconds=0.5)) as one,
+        running(batch, limits=RequestLimits(max_tokens=16000, max_seconds=0.5)) as one,
     ):
         token = batch.llama.tokenize(b"a", add_bos=False)[-1]
         body = {"prompt": "A", "stop": ["a" * 50 + "b"], "logit_bias": {str(token): 100}, "max_tokens": 16000}
@@ -158,7 +158,7 @@ def until_closed(client, end=b""):
 
 def test_stopping_ends_answers_cleanly(tiny_target_f32):
     with FlyBatch(tiny_target_f32, 1, **{**EXACT, "n_ctx": 16384}) as batch:
-        with running(batch, limits=Limits(max_tokens=16000), grace=0.3) as one:
+        with running(batch, limits=RequestLimits(max_tokens=16000), grace=0.3) as one:
             body = {"prompt": "A", "max_tokens": 16000, "logit_bias": no_end(batch)}
             streaming = connected(one, {**body, "stream": True})
             until(lambda: one.service.turns.running == 1)
@@ -168,7 +168,7 @@ def test_stopping_ends_answers_cleanly(tiny_target_f32):
             answer, content = until_closed(waiting), until_closed(streaming)
             assert answer.startswith(b"HTTP/1.1 503") and b"shutting down" in answer
             assert b"shutting down" in content and b"data: [DONE]" in content
-        with running(batch, limits=Limits(max_tokens=16000), grace=0.1) as one:  # the batch goes on
+        with running(batch, limits=RequestLimits(max_tokens=16000), grace=0.1) as one:  # the batch goes on
             body = {"input": "A", "max_output_tokens": 16000, "logit_bias": no_end(batch), "stream": True}
             streaming = connected(one, body, "/v1/responses")
             until(lambda: one.service.turns.running == 1)
@@ -176,7 +176,7 @@ def test_stopping_ends_answers_cleanly(tiny_target_f32):
             events = re.findall(rb"^data: (.*)$", until_closed(streaming), re.MULTILINE)
             last = json.loads(events[-1])
             assert last["type"] == "error" and last["code"] == "stopping" and last["sequence_number"] == len(events) - 1
-        with running(batch, limits=Limits(max_tokens=16000), grace=20) as one:
+        with running(batch, limits=RequestLimits(max_tokens=16000), grace=20) as one:
             streaming = connected(one, {"prompt": "A", "max_tokens": 40, "stream": True})
             until(lambda: one.service.turns.running == 1)
             one.server.should_exit = True

@@ -74,7 +74,7 @@ def test_two_interrupts_end_it_at_once(start, stream):
 STUCK = """
 import sys, time
 from pyfly_cpp.cli import cli
-from pyfly_cpp.serve.model import Model
+from pyfly_cpp.serve.served_model import Model
 Model.tokenize = lambda *_: (print("stuck", file=sys.stderr, flush=True), time.sleep(120))
 cli.main(sys.argv[1:])
 """

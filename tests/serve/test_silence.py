@@ -11,7 +11,7 @@ from serving import EXACT, no_end, running, until, until_ended
 from test_manners import connected
 
 from pyfly_cpp import FlyBatch
-from pyfly_cpp.serve.settings import Limits
+from pyfly_cpp.serve.settings import RequestLimits
 
 CHAT, TEXT, RESPONSE, MESSAGE, NATIVE = (
     "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/completion",
@@ -32,7 +32,7 @@ def narrow(tiny_target_f32):
 
 def test_a_stream_that_waits_is_not_silent(narrow):
     """On each route: the head, and comments until the first token."""
-    with running(narrow, limits=Limits(max_tokens=16000, silent_seconds=0.1)) as server:
+    with running(narrow, limits=RequestLimits(max_tokens=16000, silent_seconds=0.1)) as server:
         endless = {"prompt": "A", "max_tokens": 16000, "logit_bias": no_end(narrow), "stream": True}
         first = connected(server, endless)
         until(lambda: server.service.turns.running == 1)
@@ -54,7 +54,7 @@ def test_a_stream_that_waits_is_not_silent(narrow):
 
 
 def test_the_head_does_not_wait_for_a_long_prompt(narrow):
-    with running(narrow, limits=Limits(silent_seconds=0.2)) as server:
+    with running(narrow, limits=RequestLimits(silent_seconds=0.2)) as server:
         client = connected(server, {"prompt": [5] * 16000, "max_tokens": 1, "stream": True})
         content = client.recv(2**16)
         if server.service.turns.running:  # it is being read
@@ -65,7 +65,7 @@ def test_the_head_does_not_wait_for_a_long_prompt(narrow):
 
 def test_the_clients_package_takes_comments_and_late_errors(narrow):
     openai = pytest.importorskip("openai")
-    with running(narrow, limits=Limits(max_tokens=16000, silent_seconds=0.1), grace=0.1) as server:
+    with running(narrow, limits=RequestLimits(max_tokens=16000, silent_seconds=0.1), grace=0.1) as server:
         first = connected(server, {"prompt": "A", "max_tokens": 16000, "logit_bias": no_end(narrow), "stream": True})
         until(lambda: server.service.turns.running == 1)
         client = server.openai()
@@ -85,7 +85,7 @@ def test_the_clients_package_takes_comments_and_late_errors(narrow):
 @pytest.mark.clients
 def test_anthropics_package_takes_comments_and_late_errors(narrow):
     anthropic = pytest.importorskip("anthropic")
-    with running(narrow, limits=Limits(max_tokens=16000, silent_seconds=0.1), grace=0.1) as server:
+    with running(narrow, limits=RequestLimits(max_tokens=16000, silent_seconds=0.1), grace=0.1) as server:
         client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
         body = {"model": "any", "messages": SAID, "stream": True, "max_tokens": 3}
         for is_stopped in (False, True):
@@ -106,7 +106,7 @@ def test_anthropics_package_takes_comments_and_late_errors(narrow):
 
 @pytest.mark.parametrize("path", list(BODIES))
 def test_an_error_after_the_head_is_an_event(narrow, path):
-    with running(narrow, limits=Limits(max_tokens=16000, silent_seconds=0.1), grace=0.1) as server:
+    with running(narrow, limits=RequestLimits(max_tokens=16000, silent_seconds=0.1), grace=0.1) as server:
         first = connected(server, {"prompt": "A", "max_tokens": 16000, "logit_bias": no_end(narrow), "stream": True})
         until(lambda: server.service.turns.running == 1)
         client = connected(server, {**BODIES[path], "stream": True}, path)
@@ -133,7 +133,7 @@ def test_an_error_before_the_turn_has_its_status(narrow, path):
     long = "x y z " * 9000
     said = [{"role": "user", "content": long}]
     for fields in ({"messages": said, "prompt": long, "input": long}, {"max_tokens": -5, "max_output_tokens": -5}):
-        with running(narrow, limits=Limits(silent_seconds=0.02)) as server:
+        with running(narrow, limits=RequestLimits(silent_seconds=0.02)) as server:
             body = {**BODIES[path], **{name: fields[name] for name in fields if name in BODIES[path]}}
             body |= {} if "messages" in fields else fields
             assert server.post(path, **body, stream=True).status_code == 400

@@ -11,7 +11,7 @@ import pytest
 from serving import BIG, running, until, until_ended
 from test_manners import connected
 
-from pyfly_cpp.serve.settings import Limits
+from pyfly_cpp.serve.settings import RequestLimits
 
 TEXT = "/v1/completions"
 
@@ -19,7 +19,7 @@ TEXT = "/v1/completions"
 @pytest.fixture(scope="module")
 def impatient(batch):
     """A server whose clients have little time."""
-    limits = Limits(head_seconds=0.3, read_seconds=0.5)
+    limits = RequestLimits(head_seconds=0.3, read_seconds=0.5)
     with running(batch, send_buffer=4096, limits=limits) as one:
         yield one
 

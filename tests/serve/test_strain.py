@@ -15,7 +15,7 @@ from serving import EXACT, running, until
 
 from pyfly_cpp import FlyBatch
 from pyfly_cpp.cli import cli
-from pyfly_cpp.serve.settings import Limits
+from pyfly_cpp.serve.settings import RequestLimits
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
@@ -92,7 +92,7 @@ def test_a_server_that_stops_says_so(batch):
 
 
 def test_a_connection_without_a_request_ends(batch):
-    with running(batch, limits=Limits(head_seconds=0.3)) as server:
+    with running(batch, limits=RequestLimits(head_seconds=0.3)) as server:
         for sent in (b"", b"GET /health HTTP/1.1\r\nHost: 127"):
             with socket.create_connection(("127.0.0.1", server.port)) as client:
                 client.settimeout(10)

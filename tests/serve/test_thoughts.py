@@ -10,7 +10,7 @@ from serving import EXACT, no_end, running
 
 from pyfly_cpp import FlyBatch
 from pyfly_cpp.engine.output import Piece, Token
-from pyfly_cpp.serve.chat import Chat
+from pyfly_cpp.serve.chat import ChatAnswer
 from pyfly_cpp.serve.thoughts import Budget, ThoughtReader, opened_by
 
 PATH = "/v1/chat/completions"
@@ -225,7 +225,10 @@ def test_tokens_that_are_held_back_are_counted_each(thinking):
     model, settings = thinking.service.model, thinking.service.settings
     texts = ["So", " it", "</thi", "nk>\nIt", " is", "."]
     for cuts in ([1] * 6, [2, 3, 1], [6]):
-        chat, tokens = Chat(model, settings, body, model.decoding), [Token(i, text) for i, text in enumerate(texts)]
+        chat, tokens = (
+            ChatAnswer(model, settings, body, model.decoding),
+            [Token(i, text) for i, text in enumerate(texts)],
+        )
         for i, n in enumerate(cuts):
             own, tokens = tokens[:n], tokens[n:]
             finish = "stop" if i + 1 == len(cuts) else None

@@ -22,9 +22,9 @@ from pyfly_cpp.engine.stats import Stats
 from pyfly_cpp.engine.vocabulary import Vocabulary
 from pyfly_cpp.llama.fly_batch import FlyBatch
 from pyfly_cpp.llama.prompting import Rendered, chat_handler, render_chat
+from pyfly_cpp.serve.api_errors import ApiError, bad_request
 from pyfly_cpp.serve.contents import read_object
-from pyfly_cpp.serve.errors import ApiError, bad_request
-from pyfly_cpp.serve.orders import Order
+from pyfly_cpp.serve.orders import AnswerOrder
 from pyfly_cpp.serve.templates import handler_of
 
 _MOST_BYTES_OF_TOKEN = 64
@@ -237,7 +237,7 @@ class Model:
 
     # ---- Texts -------------------------------------------------------------------------------------------------------
 
-    def write(self, order: Order, on_progress: Callable[[int], None]) -> Handle:
+    def write(self, order: AnswerOrder, on_progress: Callable[[int], None]) -> Handle:
         """Has a text written; its chunks are pieces (engine/output.py).
 
         Args:

@@ -8,9 +8,9 @@ from typing import Any
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.engine.output import Piece, Token, completion_logprobs, prompt_tokens
 from pyfly_cpp.serve.answers import Event, Shared, Told, read_format
+from pyfly_cpp.serve.api_errors import bad_request
 from pyfly_cpp.serve.contents import listed
-from pyfly_cpp.serve.errors import bad_request
-from pyfly_cpp.serve.model import Model
+from pyfly_cpp.serve.served_model import Model
 from pyfly_cpp.serve.settings import Settings
 from pyfly_cpp.serve.written import Entries
 
@@ -19,7 +19,7 @@ _N_AT_ONCE = 256
 """Tokens whose log-probabilities are objects at a time: as JSON they are much smaller."""
 
 
-class Completion(Shared):
+class TextAnswer(Shared):
     """A text completion: n texts of each prompt."""
 
     kind = chunk_kind = "text_completion"
@@ -76,7 +76,7 @@ class Completion(Shared):
 class _Choice:
     """One text of the answer."""
 
-    def __init__(self, owner: Completion, i: int) -> None:
+    def __init__(self, owner: TextAnswer, i: int) -> None:
         self._owner = owner
         self._i = i
         self._echo = bool(owner.body.get("echo"))

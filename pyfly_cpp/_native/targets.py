@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from pyfly_cpp._native.boundary import (
     FloatArray,
-    Handle,
+    NativeHandle,
     TokenArray,
     check,
     float_pointer,
@@ -118,7 +118,7 @@ def load_guard() -> Iterator[None]:
 # ---- Targets ---------------------------------------------------------------------------------------------------------
 
 
-class Target(Handle):
+class Target(NativeHandle):
     """The model that verifies texts."""
 
     def protect(self, protected: Iterable[int] = (), eog: Iterable[int] = ()) -> None:

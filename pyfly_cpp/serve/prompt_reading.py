@@ -8,9 +8,9 @@ from typing import Any
 from pyfly_cpp.engine.markers import THOUGHTS
 from pyfly_cpp.llama.prompting import Rendered
 from pyfly_cpp.serve.answers import read_format
+from pyfly_cpp.serve.api_errors import bad_request
 from pyfly_cpp.serve.contents import read_content
-from pyfly_cpp.serve.errors import bad_request
-from pyfly_cpp.serve.model import Model
+from pyfly_cpp.serve.served_model import Model
 from pyfly_cpp.serve.settings import Settings
 from pyfly_cpp.serve.thoughts import opened_by
 from pyfly_cpp.serve.tools import Tools, read_arguments
