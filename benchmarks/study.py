@@ -51,15 +51,15 @@ from pyfly_cpp.decoding.presets import SHIPPED, load_preset
 from pyfly_cpp.decoding.resolve import resolve
 from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.machine.conditions import CONDITIONS, describe_machine, describe_model
-from pyfly_cpp.measure import runner
+from pyfly_cpp.measure import journal, runner
 from pyfly_cpp.measure.generator import Generator
 from pyfly_cpp.measure.loaded import files_of, load_generator
 from pyfly_cpp.measure.quality import SettingResult, interval, summarise
-from pyfly_cpp.measure.rows import DataError, Row, read_lines_so_far
+from pyfly_cpp.measure.rows import DataError, Row, Where, read_lines_so_far
 from pyfly_cpp.measure.statistics import Interval, bootstrap, ratio, ratio_of_ratios, wilson
 from pyfly_cpp.measure.tasks.code import CodeTask
 from pyfly_cpp.measure.tasks.registry import TASKS
-from pyfly_cpp.measure.tasks.task import Item, Task, Verdict, Where
+from pyfly_cpp.measure.tasks.task import Item, Task, Verdict
 from pyfly_cpp.models.named import resolve_model
 
 # ---- Instructions whose form code can check --------------------------------------------------------------------------
@@ -128,7 +128,7 @@ class Instructions(Task):
         checks = where.row.get("checks")
         if not isinstance(checks, dict) or not checks or not checks.keys() <= CHECKS.keys():
             raise where.error(f"the field 'checks' must hold conditions of {', '.join(CHECKS)}.")
-        return where.item({**where.fields("prompt"), "checks": checks})
+        return Item.of(where, {**where.fields("prompt"), "checks": checks})
 
     def score(self, item: Item, text: str, tokens: Sequence[int]) -> Verdict:
         """Correct: all conditions hold; a fence around all of the answer, as chat models like it, is left out."""
@@ -339,7 +339,7 @@ def read_study(folders: Sequence[Path]) -> tuple[dict[str, Any], list[Row]]:
     Raises DataError."""
     conditions: dict[str, Any] = {}
     lines: list[Row] = []
-    for path in [path for folder in folders for path in sorted(folder.glob(f"*/{runner.RUN}"))]:
+    for path in [path for folder in folders for path in sorted(folder.glob(f"*/{journal.RUN}"))]:
         identity = json.loads(path.read_text(encoding="utf-8"))["identity"]
         here = {name: value for name, value in identity.items() if name not in OF_A_CHUNK}
         here.pop("max_tokens")
@@ -347,7 +347,7 @@ def read_study(folders: Sequence[Path]) -> tuple[dict[str, Any], list[Row]]:
         if conditions and here != conditions:
             raise DataError(f"{path.parent} was recorded under other conditions than what stands beside it; part them.")
         conditions = here
-        found, _ = read_lines_so_far(path.parent / runner.ITEMS)
+        found, _ = read_lines_so_far(path.parent / journal.ITEMS)
         if here["parallel"] > 1:
             n_answers = Counter(line["setting"] for line in found)
             found = [line for line in found if n_answers[line["setting"]] == len(identity["items"])]

@@ -20,14 +20,14 @@ from pyfly_cpp.cli.terminal import note, write, write_sentences
 from pyfly_cpp.decoding import require_repeatable, written
 from pyfly_cpp.errors import counted
 from pyfly_cpp.machine.files import sha256, write_atomically
+from pyfly_cpp.measure import journal, runner
 from pyfly_cpp.measure import quality as report
-from pyfly_cpp.measure import runner
-from pyfly_cpp.measure.rows import DataError, Row
+from pyfly_cpp.measure.rows import DataError, Row, spread
 from pyfly_cpp.measure.tasks.code import CodeTask
 from pyfly_cpp.measure.tasks.needle import Needle
 from pyfly_cpp.measure.tasks.registry import TASKS, get_task
 from pyfly_cpp.measure.tasks.sandbox import NOT_CONTAINED, Containment
-from pyfly_cpp.measure.tasks.task import Item, Task, spread
+from pyfly_cpp.measure.tasks.task import Item, Task
 
 HELP = f"""Run TASK with plain, exact and loose decoding on the same items, and compare them.
 
@@ -148,14 +148,14 @@ def command(
         f"{counted(len(items), 'item')} of {source}; {counted(few_shot, 'worked example')}; at most "
         f"{plan.max_tokens} tokens; "
         f"temperature {temperature:g}",
-        *session.facts(runner.starts(folder)),
+        *session.facts(journal.starts(folder)),
     ]
     if n_parallel > 1:
         facts.append(f"{n_parallel} requests at a time: tokens/s of all together, prompts counted apart")
     page = report.markdown(table, facts)
     text = json.dumps({"run": plan.identity(), "table": table.as_dict()}, indent=1, ensure_ascii=False) + "\n"
-    write_atomically(folder / runner.TABLE_JSON, text)
-    write_atomically(folder / runner.TABLE_MARKDOWN, page)
+    write_atomically(folder / journal.TABLE_JSON, text)
+    write_atomically(folder / journal.TABLE_MARKDOWN, page)
     if as_json:
         write(text)
     else:
@@ -173,7 +173,7 @@ def _resolve_parallel(parallel: int | str, models: Models, folder: Path | None) 
     """Requests at a time; "auto": as many as the run in `folder` began with, if there is one."""
     if isinstance(parallel, int):
         return parallel
-    known = None if folder is None else runner.read_run(folder)
+    known = None if folder is None else journal.read_run(folder)
     return models.choose_parallel() if known is None else int(known["identity"].get("parallel", 1))
 
 

@@ -1,8 +1,13 @@
-"""Keeps measurements as they come, so that a benchmark that is stopped resumes.
+"""Keeps measurements as they come, so that what is stopped resumes.
 
-A file of JSON lines: what is measured, then for each start the machine and a line for each generation. It lies next to
-the result, or if no result is written, in the user's folder of such files (`place`). What a killed process left of a
-line is cut off. The file goes when the result is there.
+A line of JSON is written whole and flushed before the next generation begins; what a killed process left of one is cut
+off. What was begun under other conditions is refused.
+
+- A benchmark has one file: what is measured, then for each start the machine and a line for each generation. It lies
+  next to the result, or if no result is written, in the user's folder of such files (`place`). The file goes when the
+  result is there.
+- The run of a task is a folder: `run.json` describes it, `items.jsonl` has one line for each item and setting,
+  `table.json` and `table.md` are written at the end.
 """
 
 from __future__ import annotations
@@ -19,13 +24,38 @@ from typing import Any
 
 from pyfly_cpp.engine.stats import Round, Stats
 from pyfly_cpp.machine.cache import state_folder
-from pyfly_cpp.machine.files import OutputError, only_writer
+from pyfly_cpp.machine.files import OutputError, only_writer, write_atomically
 from pyfly_cpp.measure.generator import Generated
 from pyfly_cpp.measure.prompt_sets import BenchPrompt
 from pyfly_cpp.measure.rows import Row, read_lines_so_far
 from pyfly_cpp.measure.speed import Key, Measured
 
 _DAYS_KEPT = 30  # in the user's folder
+
+
+class Lines:
+    """A file of JSON lines that grows, and what it held when it was opened."""
+
+    def __init__(self, path: Path, force: bool = False) -> None:
+        """`force`: begins anew. Raises DataError if somebody else wrote into the file."""
+        self._path = path
+        self.rows, length = ([], 0) if force else read_lines_so_far(path)
+        if path.exists():
+            os.truncate(path, length)
+
+    def append(self, row: Mapping[str, Any]) -> Row:
+        """Returns the row as a later start will read it."""
+        line = _as_line(row)
+        with open(self._path, "ab") as file:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+        return dict(json.loads(line))
+
+
+def _differing(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """The names of conditions that are not equal."""
+    return [name for name in sorted({*there, *wanted}) if there.get(name) != wanted.get(name)]
 
 
 def place(result: str | os.PathLike[str] | None, identity: Mapping[str, Any]) -> Path:
@@ -77,38 +107,38 @@ class Journal:
                 f"another process keeps its measurements in {self._path}; wait for it, or choose another --output."
             ) from None
         try:
-            self._rows = self._begin(identity, force)
+            self._lines = self._begin(identity, force)
         except BaseException:
             self.release()
             raise
 
-    def _begin(self, identity: Mapping[str, Any], force: bool) -> list[Row]:
-        """Opens the file; returns what it holds."""
+    def _begin(self, identity: Mapping[str, Any], force: bool) -> Lines:
+        """Opens the file."""
         wanted = json.loads(_as_line(identity))
-        lines, length = ([], 0) if force else read_lines_so_far(self._path)
-        if not force and not lines and self._path.exists() and not _is_begun(self._path.read_bytes()):
+        there = [] if force else read_lines_so_far(self._path)[0]
+        if not force and not there and self._path.exists() and not _is_begun(self._path.read_bytes()):
             raise OutputError(
                 f"{self._path} holds no measurements; remove it, choose another --output, or overwrite it with --force."
             )
-        if lines:
-            there = lines[0].get("identity")
-            other = _difference(there, wanted) if isinstance(there, dict) else "something else"
-            if other:
+        if there:
+            known = there[0].get("identity")
+            names = _differing(known, wanted) if isinstance(known, dict) else []
+            if names or not isinstance(known, dict):
+                other = f"other {' and '.join(names)}" if names else "something else"
                 raise OutputError(
                     f"{self._path} keeps the measurements of a benchmark that was stopped, with {other}; run that one "
                     "to its end, choose another --output, or start over with --force."
                 )
-        with open(self._path, "r+b" if lines else "wb") as file:
-            file.truncate(length)
-        if not lines:
-            self._write({"identity": wanted})
-        return lines[1:]
+        lines = Lines(self._path, force)
+        if not there:
+            lines.append({"identity": wanted})
+        return lines
 
     def restore(self, prompts: Sequence[BenchPrompt]) -> int:
         """Reads back what earlier starts measured, of these prompts; returns how many generations that are. Raises
         OutputError."""
         by_id = {prompt.id: prompt for prompt in prompts}
-        for row in self._rows:
+        for row in self._lines.rows[1:]:
             if "machine" in row:
                 self.machines.append(row["machine"])
                 continue
@@ -126,10 +156,10 @@ class Journal:
         """Keeps one more."""
         if self._machine is not None:
             self.machines.append(self._machine)
-            self._write({"machine": self._machine})
+            self._lines.append({"machine": self._machine})
             self._machine = None
         self.measured[measured.key] = measured
-        self._write({**measured.as_dict(), "tokens": list(measured.result.tokens)})
+        self._lines.append({**measured.as_dict(), "tokens": list(measured.result.tokens)})
 
     def close(self) -> None:
         """The result is written: the file goes."""
@@ -139,12 +169,6 @@ class Journal:
     def release(self) -> None:
         """Lets other processes have the file; a second call does nothing."""
         self._lock.close()
-
-    def _write(self, row: Mapping[str, Any]) -> None:
-        with open(self._path, "ab") as file:
-            file.write(_as_line(row))
-            file.flush()
-            os.fsync(file.fileno())
 
 
 def _as_line(row: Mapping[str, Any]) -> bytes:
@@ -156,11 +180,6 @@ def _is_begun(content: bytes) -> bool:
     return _as_line({"identity": 0}).startswith(content[:12])
 
 
-def _difference(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    names = [name for name in sorted({*there, *wanted}) if there.get(name) != wanted.get(name)]
-    return f"other {' and '.join(names)}" if names else ""
-
-
 def _measured(row: Mapping[str, Any], prompt: BenchPrompt) -> Measured:
     rounds = tuple(Round(*values) for values in zip(*(row["rounds"][field.name] for field in fields(Round))))
     result = Generated(
@@ -168,3 +187,71 @@ def _measured(row: Mapping[str, Any], prompt: BenchPrompt) -> Measured:
         row["decode_seconds"], Stats.read(row["stats"]), (), rounds, tuple(row["arrivals"]),
     )  # fmt: skip
     return Measured(prompt, row["turn"], row["repeat"], row["setting"], row["n_prompt"], result, row["n_parallel"])
+
+
+# ---- Runs of tasks ---------------------------------------------------------------------------------------------------
+
+RUN, ITEMS, TABLE_JSON, TABLE_MARKDOWN = "run.json", "items.jsonl", "table.json", "table.md"
+
+
+def read_run(folder: Path) -> dict[str, Any] | None:
+    """What `run.json` says of the run in a folder: `identity` and `sessions`; None if there is none. Raises OutputError
+    if it is something else."""
+    if not (folder / RUN).exists():
+        return None
+    try:
+        known = json.loads((folder / RUN).read_text(encoding="utf-8"))
+        return {"identity": dict(known["identity"]), "sessions": [dict(one) for one in known["sessions"]]}
+    except (ValueError, KeyError, TypeError):
+        raise OutputError(f"{folder / RUN} was not written by this program; give an empty or a new folder.") from None
+
+
+def starts(folder: Path) -> list[dict[str, Any]]:
+    """The machine as it was at each start that made lines of the run in a folder."""
+    known = read_run(folder)
+    return [] if known is None else list(known["sessions"])
+
+
+def open_run(
+    path: Path, identity: Mapping[str, Any], n_lines: int, force: bool, machine: Mapping[str, Any] | None
+) -> Lines:
+    """The lines of the run in a folder, of which there will be n_lines; afterwards run.json is there.
+
+    Raises:
+        OutputError: it holds another run, or other files.
+    """
+    identity = dict(json.loads(json.dumps(identity)))
+    others = sorted(entry.name for entry in path.iterdir() if entry.name != RUN and not entry.name.startswith("."))
+    sessions: list[Any] = []
+    known = read_run(path)
+    if known is not None and force:
+        for name in (ITEMS, TABLE_JSON, TABLE_MARKDOWN, RUN):
+            (path / name).unlink(missing_ok=True)
+    elif known is not None:
+        _require_same(path, known["identity"], identity)
+        sessions = known["sessions"]
+    elif others:
+        raise OutputError(f"{path} is not the folder of a run, but holds {others[0]}; give an empty or a new one.")
+    lines = Lines(path / ITEMS)
+    n_there = len(lines.rows)
+    sessions = [one for one in sessions if one.get("lines_before") != n_there]  # without those that made none
+    if n_there < n_lines:
+        sessions.append({**(machine or {}), "lines_before": n_there})
+    record = {"format": 1, "identity": identity, "sessions": sessions}
+    write_atomically(path / RUN, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    return lines
+
+
+def _require_same(path: Path, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    for name in _differing(there, wanted):
+        raise OutputError(
+            f"{path} holds a run with other {name} ({_brief(there.get(name))}, now {_brief(wanted.get(name))}); "
+            "choose another --output, or start over with --force."
+        )
+
+
+def _brief(value: Any) -> str:
+    text = (
+        f"{len(value)} of them" if isinstance(value, list) and len(value) > 4 else json.dumps(value, ensure_ascii=False)
+    )
+    return text if len(text) <= 160 else text[:157] + "..."

@@ -1,13 +1,18 @@
-"""Reading JSONL without losing a row."""
+"""Rows of JSONL: reading without losing one, what stands in them, and choosing some."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heapreplace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 Row = dict[str, Any]
+_Entry = TypeVar("_Entry")
 
 
 class DataError(ValueError):
@@ -76,3 +81,88 @@ def read_lines_so_far(path: Path) -> tuple[list[Row], int]:
             break  # blocks that a power cut left unwritten
         length += len(line) + 1
     return rows, length
+
+
+@dataclass(frozen=True)
+class Where:
+    """One row of a data file and where it stands."""
+
+    path: str
+    line: int
+    row: Row
+
+    def text(self, name: str, empty: bool = False) -> str:
+        """A required text, which may be empty if `empty`. Raises DataError, as the others do."""
+        value = self._value(name, str, "a text")
+        if not (empty or value.strip()):
+            raise self.error(f"the field {name!r} is empty.")
+        return str(value)
+
+    def texts(self, name: str, empty: bool = False) -> list[str]:
+        """A required list of texts."""
+        value = self._value(name, list, "a list of texts")
+        if not (empty or value):
+            raise self.error(f"the field {name!r} is empty.")
+        return list(value)
+
+    def fields(self, *names: str, optional: Sequence[str] = ()) -> dict[str, Any]:
+        """Required texts by their names, and those of others that are there."""
+        return {name: self.text(name) for name in (*names, *(name for name in optional if name in self.row))}
+
+    def integer(self, name: str) -> int:
+        """A required integer."""
+        return int(self._value(name, int, "an integer"))
+
+    def _value(self, name: str, kind: type, words: str) -> Any:
+        if name not in self.row:
+            raise self.error(f"the field {name!r} is missing (it has {', '.join(sorted(self.row)) or 'none'}).")
+        value = self.row[name]
+        fits = isinstance(value, kind) and not isinstance(value, bool)
+        if not fits or (kind is list and not all(isinstance(entry, str) for entry in value)):
+            raise self.error(f"the field {name!r} must be {words}, not {json.dumps(value)[:60]}.")
+        return value
+
+    def error(self, what: str) -> DataError:
+        """The error that names the fault `what` of this row."""
+        return DataError(f"{self.path}, line {self.line}: {what}")
+
+
+class _Named(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+_AnyNamed = TypeVar("_AnyNamed", bound=_Named)
+
+
+def unique(entries: Iterable[tuple[Where, _AnyNamed]]) -> list[_AnyNamed]:
+    """The items read from rows; raises DataError if two have one id."""
+    out: dict[str, _AnyNamed] = {}
+    lines: dict[str, int] = {}
+    for where, entry in entries:
+        if entry.id in out:
+            raise where.error(f"the id {entry.id!r} is that of line {lines[entry.id]} already; make the ids unique.")
+        out[entry.id], lines[entry.id] = entry, where.line
+    return list(out.values())
+
+
+def spread(
+    entries: Sequence[_Entry], n: int | None, kind: Callable[[_Entry], str], group: Callable[[_Entry], str]
+) -> list[_Entry]:
+    """At most n entries (None: all), evenly over their kinds, one of each in turn, and within a kind those first of
+    whose group fewest were taken; kept in their order."""
+    if n is None or n >= len(entries):
+        return list(entries)
+    left: dict[str, list[tuple[int, int]]] = {}  # heaps of how many were taken of its group, when last looked at; index
+    for i, entry in enumerate(entries):
+        left.setdefault(kind(entry), []).append((0, i))
+    taken: Counter[str] = Counter()
+    chosen: list[int] = []
+    while len(chosen) < n:
+        for heap in [heap for heap in left.values() if heap][: n - len(chosen)]:
+            while (count := taken[group(entries[heap[0][1]])]) > heap[0][0]:
+                heapreplace(heap, (count, heap[0][1]))
+            _, fewest = heappop(heap)
+            taken[group(entries[fewest])] += 1
+            chosen.append(fewest)
+    return [entries[i] for i in sorted(chosen)]

@@ -16,7 +16,6 @@ of kernels, which goes by the size of a batch.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -27,13 +26,12 @@ from typing import Any
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.engine.repetition import find_loop
 from pyfly_cpp.errors import PyflyError
-from pyfly_cpp.machine.files import OutputError, only_writer, require_writable, write_atomically
+from pyfly_cpp.machine.files import only_writer, require_writable
 from pyfly_cpp.measure.generator import Generated, Generator, Prompt, Sampling, rotated
+from pyfly_cpp.measure.journal import open_run
 from pyfly_cpp.measure.parallel import Order, ParallelGenerator
-from pyfly_cpp.measure.rows import Row, read_lines_so_far
+from pyfly_cpp.measure.rows import Row
 from pyfly_cpp.measure.tasks.task import UNJUDGED, Item, Task, Verdict
-
-RUN, ITEMS, TABLE_JSON, TABLE_MARKDOWN = "run.json", "items.jsonl", "table.json", "table.md"
 
 _BLOCK = 4
 """Items in a block, for each text that runs at a time: at its end there are fewer texts than could run."""
@@ -116,21 +114,15 @@ def run(
     path = Path(folder)
     require_writable(path)
     with only_writer(path / ".lock"):
-        lines = _open_run(plan, path, force, machine)
-        done = {(line["item"], line["setting"]) for line in lines}
         n_total = len(plan.items) * len(plan.settings)
+        kept = open_run(path, plan.identity(), n_total, force, machine)
+        lines = list(kept.rows)
+        done = {(line["item"], line["setting"]) for line in lines}
         if len(done) < n_total:
-            with open(path / ITEMS, "ab") as file:
-                for made in _generate(plan, generator, prompts, done):
-                    line = _line(plan, generator, prompts[made[0]], made)
-                    written = json.dumps(line, ensure_ascii=False).encode("utf-8", "replace")
-                    file.write(written + b"\n")
-                    file.flush()
-                    os.fsync(file.fileno())
-                    line = json.loads(written)  # what a later start will read
-                    lines.append(line)
-                    if progress is not None:
-                        progress(len(lines), n_total, line)
+            for made in _generate(plan, generator, prompts, done):
+                lines.append(kept.append(_line(plan, generator, prompts[made[0]], made)))
+                if progress is not None:
+                    progress(len(lines), n_total, lines[-1])
     return _in_order(plan, lines)
 
 
@@ -149,65 +141,6 @@ def _render(plan: Plan, generator: Generator) -> list[Prompt]:
             )
         prompts.append(prompt)
     return prompts
-
-
-def read_run(folder: Path) -> dict[str, Any] | None:
-    """What `run.json` says of the run in a folder: `identity` and `sessions`; None if there is none. Raises OutputError
-    if it is something else."""
-    if not (folder / RUN).exists():
-        return None
-    try:
-        known = json.loads((folder / RUN).read_text(encoding="utf-8"))
-        return {"identity": dict(known["identity"]), "sessions": [dict(one) for one in known["sessions"]]}
-    except (ValueError, KeyError, TypeError):
-        raise OutputError(f"{folder / RUN} was not written by this program; give an empty or a new folder.") from None
-
-
-def starts(folder: Path) -> list[dict[str, Any]]:
-    """The machine as it was at each start that made lines of the run in a folder."""
-    known = read_run(folder)
-    return [] if known is None else list(known["sessions"])
-
-
-def _open_run(plan: Plan, path: Path, force: bool, machine: dict[str, Any] | None) -> list[Row]:
-    """The lines there are; afterwards run.json is there and items.jsonl ends with a whole line."""
-    identity = json.loads(json.dumps(plan.identity()))
-    others = sorted(entry.name for entry in path.iterdir() if entry.name != RUN and not entry.name.startswith("."))
-    sessions: list[Any] = []
-    known = read_run(path)
-    if known is not None and force:
-        for name in (ITEMS, TABLE_JSON, TABLE_MARKDOWN, RUN):
-            (path / name).unlink(missing_ok=True)
-    elif known is not None:
-        _require_same(path, known["identity"], identity)
-        sessions = known["sessions"]
-    elif others:
-        raise OutputError(f"{path} is not the folder of a run, but holds {others[0]}; give an empty or a new one.")
-    lines, length = read_lines_so_far(path / ITEMS)
-    if (path / ITEMS).exists():
-        os.truncate(path / ITEMS, length)
-    sessions = [one for one in sessions if one.get("lines_before") != len(lines)]  # without those that made none
-    if len(lines) < len(plan.items) * len(plan.settings):
-        sessions.append({**(machine or {}), "lines_before": len(lines)})
-    record = {"format": 1, "identity": identity, "sessions": sessions}
-    write_atomically(path / RUN, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-    return lines
-
-
-def _require_same(path: Path, there: dict[str, Any], wanted: dict[str, Any]) -> None:
-    for name in sorted({*there, *wanted}):
-        if there.get(name) != wanted.get(name):
-            raise OutputError(
-                f"{path} holds a run with other {name} ({_brief(there.get(name))}, now {_brief(wanted.get(name))}); "
-                "choose another --output, or start over with --force."
-            )
-
-
-def _brief(value: Any) -> str:
-    text = (
-        f"{len(value)} of them" if isinstance(value, list) and len(value) > 4 else json.dumps(value, ensure_ascii=False)
-    )
-    return text if len(text) <= 160 else text[:157] + "..."
 
 
 def _generate(

@@ -15,8 +15,8 @@ import pytest
 from pyfly_cpp.cli.measuring import Session
 from pyfly_cpp.decoding import EXACT, PLAIN, Decoding
 from pyfly_cpp.machine.files import OutputError
+from pyfly_cpp.measure import journal, runner
 from pyfly_cpp.measure import quality as report
-from pyfly_cpp.measure import runner
 from pyfly_cpp.measure.rows import DataError, read_lines_so_far
 from pyfly_cpp.measure.tasks.gsm8k import Gsm8k
 from pyfly_cpp.measure.tasks.humaneval import HumanEval
@@ -325,7 +325,7 @@ def test_killed_at_any_moment(data, tiny, tmp_path):
     calm_lines, killed_lines = sorted(calm_lines, key=key), sorted(killed_lines, key=key)
     assert [without_time(line) for line in killed_lines] == [without_time(line) for line in calm_lines]
     assert table_without_time(killed_lines) == table_without_time(calm_lines)
-    starts = [one["lines_before"] for one in runner.starts(tmp_path / "killed")]
+    starts = [one["lines_before"] for one in journal.starts(tmp_path / "killed")]
     assert starts == sorted({0, *counts} - {len(killed_lines)})  # those that made lines
 
 

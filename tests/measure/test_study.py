@@ -20,7 +20,7 @@ sys.path.append(str(BENCHMARKS))
 import study  # noqa: E402
 
 from pyfly_cpp import verify  # noqa: E402
-from pyfly_cpp.measure.tasks.task import Where  # noqa: E402
+from pyfly_cpp.measure.rows import Where  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -114,9 +114,9 @@ def test_seeds_of_an_item_count_together(tmp_path):
         chunk.mkdir(parents=True)
         names = {name: name for name in ("plain", "exact", "good")}
         identity = {"part": "gsm8k", "names": names, "parallel": 1, "max_tokens": 4, "seed": seed, "temperature": 0.6}
-        (chunk / study.runner.RUN).write_text(json.dumps({"identity": identity}))
+        (chunk / study.journal.RUN).write_text(json.dumps({"identity": identity}))
         rows = [{**line(0, name, seed == 0), "item": "a", "group": "a"} for name in names]
-        (chunk / study.runner.ITEMS).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (chunk / study.journal.ITEMS).write_text("".join(json.dumps(row) + "\n" for row in rows))
     _, lines = study.read_study([tmp_path / "0", tmp_path / "1"])
     compared = study.compare(lines, "good")
     assert (compared.result.n, compared.result.n_correct) == (2, 1)
@@ -129,9 +129,9 @@ def test_a_rule_counts_when_it_has_answered_a_whole_chunk(tmp_path):
     chunk.mkdir()
     names = {name: name for name in ("plain", "exact", "good", "begun")}
     identity = {"part": "gsm8k", "names": names, "parallel": 8, "max_tokens": 4, "seed": 0, "items": ["a", "b"]}
-    (chunk / study.runner.RUN).write_text(json.dumps({"identity": identity}))
+    (chunk / study.journal.RUN).write_text(json.dumps({"identity": identity}))
     rows = [{**line(0, name, True), "item": item, "group": item} for name in names for item in "ab"][:-1]
-    (chunk / study.runner.ITEMS).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (chunk / study.journal.ITEMS).write_text("".join(json.dumps(row) + "\n" for row in rows))
     _, lines = study.read_study([tmp_path])
     assert [row["setting"] for row in lines] == ["plain"] * 2 + ["exact"] * 2 + ["good"] * 2
 

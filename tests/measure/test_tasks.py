@@ -12,11 +12,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from mutations import returns_nothing, slightly_wrong
 
-from pyfly_cpp.measure.rows import DataError
+from pyfly_cpp.measure.rows import DataError, spread
 from pyfly_cpp.measure.tasks.humaneval import HumanEval
 from pyfly_cpp.measure.tasks.mbpp import Mbpp
 from pyfly_cpp.measure.tasks.registry import TASKS, get_task
-from pyfly_cpp.measure.tasks.task import Item, spread
+from pyfly_cpp.measure.tasks.task import Item
 
 GOOD = {
     "gsm8k": {"id": "1", "question": "2+2?", "answer": "It is 4.\n#### 4", "answer_number": "4"},

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pyfly_cpp.measure.rows import Where
 from pyfly_cpp.measure.tasks import extraction
-from pyfly_cpp.measure.tasks.task import Item, Task, Verdict, Where
+from pyfly_cpp.measure.tasks.task import Item, Task, Verdict
 
 
 class ChoiceTask(Task):
@@ -29,7 +30,7 @@ class ChoiceTask(Task):
         letters = [chr(ord("A") + i) for i in range(len(choices))]
         if answer not in letters:
             raise where.error(f"the field 'answer' must be a letter of {letters[0]}..{letters[-1]}, not {answer!r}.")
-        return where.item(fields)
+        return Item.of(where, fields)
 
     def question(self, item: Item) -> str:
         choices = " ".join(f"({chr(ord('A') + i)}) {text}" for i, text in enumerate(item.fields["choices"]))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pyfly_cpp.measure.rows import Row
+from pyfly_cpp.measure.rows import Row, Where
 from pyfly_cpp.measure.tasks.choice import ChoiceTask
 from pyfly_cpp.measure.tasks.data_sets import HubSplit
-from pyfly_cpp.measure.tasks.task import Where
 
 
 class CommonsenseQa(ChoiceTask):

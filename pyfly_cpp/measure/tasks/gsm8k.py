@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pyfly_cpp.measure.rows import Row
+from pyfly_cpp.measure.rows import Row, Where
 from pyfly_cpp.measure.tasks import extraction
 from pyfly_cpp.measure.tasks.data_sets import HubSplit
-from pyfly_cpp.measure.tasks.task import Item, Task, Verdict, Where
+from pyfly_cpp.measure.tasks.task import Item, Task, Verdict
 
 
 class Gsm8k(Task):
@@ -36,7 +36,7 @@ class Gsm8k(Task):
     def parse(self, where: Where) -> Item:
         if "answer_number" not in where.row and "####" in str(where.row.get("answer", "")):
             where = replace(where, row=self._numbered(where, "gsm8k"))
-        return where.item(where.fields("question", "answer_number", optional=["answer"]))
+        return Item.of(where, where.fields("question", "answer_number", optional=["answer"]))
 
     def question(self, item: Item) -> str:
         return f"Question: {item.fields['question']}\nAnswer:"

@@ -6,10 +6,10 @@ function's head, generation ends at the next top-level statement or at the fence
 
 from __future__ import annotations
 
-from pyfly_cpp.measure.rows import Row
+from pyfly_cpp.measure.rows import Row, Where
 from pyfly_cpp.measure.tasks.code import CodeTask
 from pyfly_cpp.measure.tasks.data_sets import HubSplit
-from pyfly_cpp.measure.tasks.task import Item, Where
+from pyfly_cpp.measure.tasks.task import Item
 
 
 class HumanEval(CodeTask):
@@ -27,7 +27,7 @@ class HumanEval(CodeTask):
         fields = where.fields("prompt", "entry_point", "test")
         if not fields["entry_point"].isidentifier():
             raise where.error(f"the field 'entry_point' must be a function's name, not {fields['entry_point']!r}.")
-        return where.item(fields)
+        return Item.of(where, fields)
 
     def question(self, item: Item) -> str:
         return (

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pyfly_cpp.measure.rows import Row
+from pyfly_cpp.measure.rows import Row, Where
 from pyfly_cpp.measure.tasks.code import CodeTask
 from pyfly_cpp.measure.tasks.data_sets import HubSplit
-from pyfly_cpp.measure.tasks.task import Item, Where
+from pyfly_cpp.measure.tasks.task import Item
 
 
 class Mbpp(CodeTask):
@@ -30,7 +30,7 @@ class Mbpp(CodeTask):
 
     def parse(self, where: Where) -> Item:
         tests = {"test_list": where.texts("test_list"), "test_imports": where.texts("test_imports", empty=True)}
-        return where.item({**where.fields("prompt", optional=["code", "original_split"]), **tests})
+        return Item.of(where, {**where.fields("prompt", optional=["code", "original_split"]), **tests})
 
     def question(self, item: Item) -> str:
         tests = "\n".join(item.fields["test_list"])

@@ -11,10 +11,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pyfly_cpp.measure.rows import Row
+from pyfly_cpp.measure.rows import Row, Where
 from pyfly_cpp.measure.tasks import extraction
 from pyfly_cpp.measure.tasks.data_sets import HubSplit
-from pyfly_cpp.measure.tasks.task import Item, Task, Verdict, Where
+from pyfly_cpp.measure.tasks.task import Item, Task, Verdict
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Mgsm(Task):
         if fields["language"] not in _LANGUAGES:
             known = ", ".join(_LANGUAGES)
             raise where.error(f"the field 'language' must be one of {known}, not {fields['language']!r}.")
-        return where.item(fields, group="gsm8k_test_id")
+        return Item.of(where, fields, group="gsm8k_test_id")
 
     def kind(self, item: Item) -> str:
         """The item's language."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pyfly_cpp.measure.rows import Row
+from pyfly_cpp.measure.rows import Row, Where
 from pyfly_cpp.measure.tasks.choice import ChoiceTask
 from pyfly_cpp.measure.tasks.data_sets import HubSplit
-from pyfly_cpp.measure.tasks.task import Item, Where
+from pyfly_cpp.measure.tasks.task import Item
 
 
 class Mmlu(ChoiceTask):
@@ -26,7 +26,7 @@ class Mmlu(ChoiceTask):
         return {**where.row, "id": f"mmlu-{split.split}-{where.line - 1}", "answer": letter}
 
     def parse(self, where: Where) -> Item:
-        return where.item({**super().parse(where).fields, **where.fields("subject")})
+        return Item.of(where, {**super().parse(where).fields, **where.fields("subject")})
 
     def kind(self, item: Item) -> str:
         """The item's subject."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from pyfly_cpp.measure.tasks.task import Item, Task, Verdict, Where
+from pyfly_cpp.measure.rows import Where
+from pyfly_cpp.measure.tasks.task import Item, Task, Verdict
 
 _NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 _ADJECTIVES = (
@@ -57,7 +58,7 @@ class Needle(Task):
         return items
 
     def parse(self, where: Where) -> Item:
-        return where.item({**where.fields("input", "query"), "outputs": where.texts("outputs")})
+        return Item.of(where, {**where.fields("input", "query"), "outputs": where.texts("outputs")})
 
     def question(self, item: Item) -> str:
         return str(item.fields["input"])

@@ -6,20 +6,16 @@ so that saved outputs can be scored again.
 
 from __future__ import annotations
 
-import json
 import os
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heapreplace
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
-from pyfly_cpp.measure.rows import DataError, Row, read_jsonl
+from pyfly_cpp.measure.rows import DataError, Row, Where, read_jsonl, unique
 from pyfly_cpp.measure.tasks.data_sets import HubSplit, load_rows
 
 Message = dict[str, str]
-_Entry = TypeVar("_Entry")
 
 
 @dataclass(frozen=True)
@@ -33,80 +29,15 @@ class Item:
     group: str = ""
     """Items of one group are not independent (one prompt in several forms): resampling takes groups. Empty: the id."""
 
+    @classmethod
+    def of(cls, where: Where, fields: dict[str, Any], group: str | None = None) -> Item:
+        """The item of a row with these fields; `group`: the field that names its group, if it is there."""
+        return cls(where.text("id"), fields, where.text(group) if group in where.row else "")
+
     @property
     def unit(self) -> str:
         """A unit that is independent of others: the group, or the item itself."""
         return self.group or self.id
-
-
-def spread(
-    entries: Sequence[_Entry], n: int | None, kind: Callable[[_Entry], str], group: Callable[[_Entry], str]
-) -> list[_Entry]:
-    """At most n entries (None: all), evenly over their kinds, one of each in turn, and within a kind those first of
-    whose group fewest were taken; kept in their order."""
-    if n is None or n >= len(entries):
-        return list(entries)
-    left: dict[str, list[tuple[int, int]]] = {}  # heaps of how many were taken of its group, when last looked at; index
-    for i, entry in enumerate(entries):
-        left.setdefault(kind(entry), []).append((0, i))
-    taken: Counter[str] = Counter()
-    chosen: list[int] = []
-    while len(chosen) < n:
-        for heap in [heap for heap in left.values() if heap][: n - len(chosen)]:
-            while (count := taken[group(entries[heap[0][1]])]) > heap[0][0]:
-                heapreplace(heap, (count, heap[0][1]))
-            _, fewest = heappop(heap)
-            taken[group(entries[fewest])] += 1
-            chosen.append(fewest)
-    return [entries[i] for i in sorted(chosen)]
-
-
-@dataclass(frozen=True)
-class Where:
-    """One row of a data file and where it stands."""
-
-    path: str
-    line: int
-    row: Row
-
-    def text(self, name: str, empty: bool = False) -> str:
-        """A required text, which may be empty if `empty`. Raises DataError, as the others do."""
-        value = self._value(name, str, "a text")
-        if not (empty or value.strip()):
-            raise self.error(f"the field {name!r} is empty.")
-        return str(value)
-
-    def texts(self, name: str, empty: bool = False) -> list[str]:
-        """A required list of texts."""
-        value = self._value(name, list, "a list of texts")
-        if not (empty or value):
-            raise self.error(f"the field {name!r} is empty.")
-        return list(value)
-
-    def fields(self, *names: str, optional: Sequence[str] = ()) -> dict[str, Any]:
-        """Required texts by their names, and those of others that are there."""
-        return {name: self.text(name) for name in (*names, *(name for name in optional if name in self.row))}
-
-    def item(self, fields: dict[str, Any], group: str | None = None) -> Item:
-        """The item of the row with these fields; `group`: the field that names its group, if it is there."""
-        return Item(self.text("id"), fields, self.text(group) if group in self.row else "")
-
-    def integer(self, name: str) -> int:
-        """A required integer."""
-        return int(self._value(name, int, "an integer"))
-
-    def _value(self, name: str, kind: type, words: str) -> Any:
-        if name not in self.row:
-            raise self.error(f"the field {name!r} is missing (it has {', '.join(sorted(self.row)) or 'none'}).")
-        value = self.row[name]
-        fits = isinstance(value, kind) and not isinstance(value, bool)
-        if not fits or (kind is list and not all(isinstance(entry, str) for entry in value)):
-            raise self.error(f"the field {name!r} must be {words}, not {json.dumps(value)[:60]}.")
-        return value
-
-    def error(self, what: str) -> DataError:
-        """The error that names the fault `what` of this row."""
-        return DataError(f"{self.path}, line {self.line}: {what}")
 
 
 @dataclass(frozen=True)
@@ -121,25 +52,6 @@ class Verdict:
     """The right answer."""
     detail: dict[str, Any] = field(default_factory=dict)
     """Other criteria and reasons, by name."""
-
-
-class _Named(Protocol):
-    @property
-    def id(self) -> str: ...
-
-
-_AnyNamed = TypeVar("_AnyNamed", bound=_Named)
-
-
-def unique(entries: Iterable[tuple[Where, _AnyNamed]]) -> list[_AnyNamed]:
-    """The items read from rows; raises DataError if two have one id."""
-    out: dict[str, _AnyNamed] = {}
-    lines: dict[str, int] = {}
-    for where, entry in entries:
-        if entry.id in out:
-            raise where.error(f"the id {entry.id!r} is that of line {lines[entry.id]} already; make the ids unique.")
-        out[entry.id], lines[entry.id] = entry, where.line
-    return list(out.values())
 
 
 UNJUDGED = "unjudged"

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pyfly_cpp.engine.repetition import breakdown, find_loop
-from pyfly_cpp.measure.tasks.task import Item, Task, Verdict, Where
+from pyfly_cpp.measure.rows import Where
+from pyfly_cpp.measure.tasks.task import Item, Task, Verdict
 
 
 class Writing(Task):
@@ -20,7 +21,7 @@ class Writing(Task):
     criterion = "intact"
 
     def parse(self, where: Where) -> Item:
-        return where.item(where.fields("prompt"), group="prompt_id")
+        return Item.of(where, where.fields("prompt"), group="prompt_id")
 
     def score(self, item: Item, text: str, tokens: Sequence[int]) -> Verdict:
         """Correct: no breakdown (see engine/repetition.py). Detail: `loop`, and the loop's `period` if there is one."""
