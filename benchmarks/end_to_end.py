@@ -23,7 +23,7 @@ from common import llama_options, model_parser, print_machine
 from pyfly_cpp import FlyLlama, PromptLookup, _native
 from pyfly_cpp.llama.prompting import render_chat
 from pyfly_cpp.machine import extra_buffers
-from pyfly_cpp.measure.prompt_sets import read_prompts
+from pyfly_cpp.machine.prompt_sets import read_prompts
 
 
 def answer(llm: Any, prompt: list[int], n: int) -> tuple[list[int], float]:

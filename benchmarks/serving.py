@@ -35,9 +35,9 @@ import httpx
 import numpy as np
 from common import markdown, print_machine, spread
 
+from pyfly_cpp.machine.prompt_sets import read_prompts
+from pyfly_cpp.machine.rows import read_jsonl
 from pyfly_cpp.machine.threads import physical_cores
-from pyfly_cpp.measure.prompt_sets import read_prompts
-from pyfly_cpp.measure.rows import read_jsonl
 
 OURS, THEIRS = "pyfly-cpp", "llama.cpp"
 _MOST_SECONDS = 300.0

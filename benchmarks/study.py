@@ -51,11 +51,11 @@ from pyfly_cpp.decoding.presets import SHIPPED, load_preset
 from pyfly_cpp.decoding.resolve import resolve
 from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.machine.conditions import CONDITIONS, describe_machine, describe_model
+from pyfly_cpp.machine.rows import DataError, Row, Where, read_lines_so_far
 from pyfly_cpp.measure import journal, runner
 from pyfly_cpp.measure.generator import Generator
 from pyfly_cpp.measure.loaded import files_of, load_generator
 from pyfly_cpp.measure.quality import SettingResult, interval, summarise
-from pyfly_cpp.measure.rows import DataError, Row, Where, read_lines_so_far
 from pyfly_cpp.measure.statistics import Interval, bootstrap, ratio, ratio_of_ratios, wilson
 from pyfly_cpp.measure.tasks.code import CodeTask
 from pyfly_cpp.measure.tasks.registry import TASKS

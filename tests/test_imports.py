@@ -47,8 +47,7 @@ ROOMS = (
     ("decoding",),
     ("engine",),
     ("llama",),
-    ("measure", "serve"),
-    ("heads",),
+    ("measure", "serve", "heads"),
     ("cli",),
     ("__main__",),
 )

@@ -25,11 +25,11 @@ from pyfly_cpp.decoding.gates import Gate
 from pyfly_cpp.decoding.presets import Preset, save_preset
 from pyfly_cpp.errors import counted
 from pyfly_cpp.machine.files import sha256, write_atomically
+from pyfly_cpp.machine.prompt_sets import BUILT_IN, BenchPrompt, pick_prompts, read_prompts
 from pyfly_cpp.measure import tables as report
 from pyfly_cpp.measure.generator import Sampling
 from pyfly_cpp.measure.journal import Journal, place
 from pyfly_cpp.measure.load import measure_parallel, require_enough, summarise_loads
-from pyfly_cpp.measure.prompt_sets import BUILT_IN, BenchPrompt, pick_prompts, read_prompts
 from pyfly_cpp.measure.quality import interval
 from pyfly_cpp.measure.speed import Key, Measured, Memory, measure, measure_memory, summarise
 from pyfly_cpp.measure.statistics import MIN_GROUPS, for_json

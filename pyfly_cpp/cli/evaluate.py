@@ -20,9 +20,9 @@ from pyfly_cpp.cli.terminal import note, write, write_sentences
 from pyfly_cpp.decoding import require_repeatable, written
 from pyfly_cpp.errors import counted
 from pyfly_cpp.machine.files import sha256, write_atomically
+from pyfly_cpp.machine.rows import DataError, Row, spread
 from pyfly_cpp.measure import journal, runner
 from pyfly_cpp.measure import quality as report
-from pyfly_cpp.measure.rows import DataError, Row, spread
 from pyfly_cpp.measure.tasks.code import CodeTask
 from pyfly_cpp.measure.tasks.needle import Needle
 from pyfly_cpp.measure.tasks.registry import TASKS, get_task

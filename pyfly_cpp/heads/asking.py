@@ -13,7 +13,7 @@ from pyfly_cpp.engine.markers import THOUGHTS
 from pyfly_cpp.heads.built_in_prompts import for_prompts
 from pyfly_cpp.heads.texts import N_PARALLEL, Tell, answers, open_batch
 from pyfly_cpp.machine.files import resumable
-from pyfly_cpp.measure.rows import read_lines_so_far
+from pyfly_cpp.machine.rows import read_lines_so_far
 
 N_ASKED = 400
 """Most tokens of an answer with prompts."""

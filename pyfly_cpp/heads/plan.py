@@ -13,8 +13,8 @@ from pyfly_cpp.errors import IncompatibleDraftError
 from pyfly_cpp.heads.built_in_prompts import built_in
 from pyfly_cpp.machine.files import require_free, require_gguf, require_other, require_space
 from pyfly_cpp.machine.memory import bytes_of_model
-from pyfly_cpp.measure.prompt_sets import read_prompts
-from pyfly_cpp.measure.rows import DataError
+from pyfly_cpp.machine.prompt_sets import read_prompts
+from pyfly_cpp.machine.rows import DataError
 
 KINDS = ("q8_0", "q4_0", "f16")
 """Types of a head's matrices."""

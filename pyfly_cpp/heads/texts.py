@@ -18,7 +18,7 @@ from pyfly_cpp.llama.fly_batch import FlyBatch
 from pyfly_cpp.llama.fly_llama import FlyLlama
 from pyfly_cpp.llama.prompting import render_chat
 from pyfly_cpp.machine.files import resumable
-from pyfly_cpp.measure.rows import Where, read_jsonl, read_lines_so_far
+from pyfly_cpp.machine.rows import Where, read_jsonl, read_lines_so_far
 
 N_TEXT = 512
 """Most tokens of a text."""

@@ -19,7 +19,7 @@ from pyfly_cpp.heads.state_file import read_states, write_states
 from pyfly_cpp.heads.texts import N_TEXT, Tell, Text, in_turn, texts_of_files, write_answers
 from pyfly_cpp.llama.fly_llama import FlyLlama
 from pyfly_cpp.machine.files import only_writer, require_writable, resumable, write_atomically
-from pyfly_cpp.measure.rows import DataError
+from pyfly_cpp.machine.rows import DataError
 from pyfly_cpp.models.metadata import TARGET_KEY, fingerprint
 
 if TYPE_CHECKING:

@@ -25,9 +25,9 @@ from typing import Any
 from pyfly_cpp.engine.stats import Round, Stats
 from pyfly_cpp.machine.cache import state_folder
 from pyfly_cpp.machine.files import OutputError, only_writer, write_atomically
+from pyfly_cpp.machine.prompt_sets import BenchPrompt
+from pyfly_cpp.machine.rows import Row, read_lines_so_far
 from pyfly_cpp.measure.generator import Generated
-from pyfly_cpp.measure.prompt_sets import BenchPrompt
-from pyfly_cpp.measure.rows import Row, read_lines_so_far
 from pyfly_cpp.measure.speed import Key, Measured
 
 _DAYS_KEPT = 30  # in the user's folder

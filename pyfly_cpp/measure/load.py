@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from pyfly_cpp.decoding import Decoding
+from pyfly_cpp.machine.prompt_sets import BenchPrompt
 from pyfly_cpp.measure.generator import Sampling, rotated
 from pyfly_cpp.measure.parallel import Order, ParallelGenerator
-from pyfly_cpp.measure.prompt_sets import BenchPrompt
 from pyfly_cpp.measure.speed import Key, Measured, Summary, render, summarise
 from pyfly_cpp.measure.statistics import Interval, for_json, speedup
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from pyfly_cpp.decoding import short_names
 from pyfly_cpp.errors import counted
-from pyfly_cpp.measure.rows import Row
+from pyfly_cpp.machine.rows import Row
 from pyfly_cpp.measure.statistics import (
     Flips,
     Interval,

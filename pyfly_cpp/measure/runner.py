@@ -27,10 +27,10 @@ from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.engine.repetition import find_loop
 from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.machine.files import only_writer, require_writable
+from pyfly_cpp.machine.rows import Row
 from pyfly_cpp.measure.generator import Generated, Generator, Prompt, Sampling, rotated
 from pyfly_cpp.measure.journal import open_run
 from pyfly_cpp.measure.parallel import Order, ParallelGenerator
-from pyfly_cpp.measure.rows import Row
 from pyfly_cpp.measure.tasks.task import UNJUDGED, Item, Task, Verdict
 
 _BLOCK = 4

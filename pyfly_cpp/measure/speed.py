@@ -10,8 +10,8 @@ from typing import Any
 from pyfly_cpp.decoding import PLAIN, Decoding
 from pyfly_cpp.engine.stats import Round
 from pyfly_cpp.machine.conditions import resident_mib
+from pyfly_cpp.machine.prompt_sets import BenchPrompt
 from pyfly_cpp.measure.generator import Generated, Generator, Prompt, Sampling, rotated
-from pyfly_cpp.measure.prompt_sets import BenchPrompt
 from pyfly_cpp.measure.statistics import Interval, Timed, speed, speedup
 
 SPLIT = ("draft", "verify", "gate", "python")

@@ -30,7 +30,7 @@ from pyfly_cpp.heads.state_file import read_states, row_type, write_states
 from pyfly_cpp.heads.target import TargetFile
 from pyfly_cpp.heads.texts import Text, texts_of_files, write_answers
 from pyfly_cpp.machine.files import OutputError
-from pyfly_cpp.measure.rows import DataError, read_lines_so_far
+from pyfly_cpp.machine.rows import DataError, read_lines_so_far
 
 CURVE = Path(__file__).parents[2] / "benchmarks" / "learning_curve.py"
 ONE = {"n_threads": 1, "n_threads_batch": 1}

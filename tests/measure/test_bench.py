@@ -11,11 +11,11 @@ import pytest
 from pyfly_cpp.decoding import EXACT, PLAIN, Decoding
 from pyfly_cpp.engine.stats import Stats
 from pyfly_cpp.machine.conditions import resident_mib
+from pyfly_cpp.machine.prompt_sets import BenchPrompt, pick_prompts, read_prompts
+from pyfly_cpp.machine.rows import DataError
 from pyfly_cpp.measure import tables as report
 from pyfly_cpp.measure.generator import Generated, Sampling
 from pyfly_cpp.measure.load import measure_parallel, summarise_loads
-from pyfly_cpp.measure.prompt_sets import BenchPrompt, pick_prompts, read_prompts
-from pyfly_cpp.measure.rows import DataError
 from pyfly_cpp.measure.speed import Measured, Memory, measure, measure_memory, summarise
 from pyfly_cpp.measure.statistics import for_json
 

@@ -23,9 +23,9 @@ from pyfly_cpp.decoding.presets import load_preset
 from pyfly_cpp.machine import memory
 from pyfly_cpp.machine.files import OutputError
 from pyfly_cpp.machine.memory import choose_parallel
+from pyfly_cpp.machine.prompt_sets import BenchPrompt
+from pyfly_cpp.machine.rows import DataError
 from pyfly_cpp.measure.journal import Journal
-from pyfly_cpp.measure.prompt_sets import BenchPrompt
-from pyfly_cpp.measure.rows import DataError
 from pyfly_cpp.measure.tasks import sandbox
 
 

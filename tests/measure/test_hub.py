@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from pyfly_cpp.measure.rows import DataError
+from pyfly_cpp.machine.rows import DataError
 from pyfly_cpp.measure.tasks.registry import TASKS, get_task
 
 GSM8K = [

@@ -15,9 +15,9 @@ import pytest
 from pyfly_cpp.cli.measuring import Session
 from pyfly_cpp.decoding import EXACT, PLAIN, Decoding
 from pyfly_cpp.machine.files import OutputError
+from pyfly_cpp.machine.rows import DataError, read_lines_so_far
 from pyfly_cpp.measure import journal, runner
 from pyfly_cpp.measure import quality as report
-from pyfly_cpp.measure.rows import DataError, read_lines_so_far
 from pyfly_cpp.measure.tasks.gsm8k import Gsm8k
 from pyfly_cpp.measure.tasks.humaneval import HumanEval
 from pyfly_cpp.measure.tasks.registry import get_task

@@ -20,7 +20,7 @@ sys.path.append(str(BENCHMARKS))
 import study  # noqa: E402
 
 from pyfly_cpp import verify  # noqa: E402
-from pyfly_cpp.measure.rows import Where  # noqa: E402
+from pyfly_cpp.machine.rows import Where  # noqa: E402
 
 
 @pytest.mark.parametrize(

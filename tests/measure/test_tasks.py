@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from mutations import returns_nothing, slightly_wrong
 
-from pyfly_cpp.measure.rows import DataError, spread
+from pyfly_cpp.machine.rows import DataError, spread
 from pyfly_cpp.measure.tasks.humaneval import HumanEval
 from pyfly_cpp.measure.tasks.mbpp import Mbpp
 from pyfly_cpp.measure.tasks.registry import TASKS, get_task

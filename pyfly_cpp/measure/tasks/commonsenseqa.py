@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyfly_cpp.measure.rows import Row, Where
+from pyfly_cpp.machine.rows import Row, Where
 from pyfly_cpp.measure.tasks.choice import ChoiceTask
 from pyfly_cpp.measure.tasks.data_sets import HubSplit
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pyfly_cpp.machine import log
-from pyfly_cpp.measure.rows import DataError, Row
+from pyfly_cpp.machine.rows import DataError, Row
 
 
 class HubSplit(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pyfly_cpp.measure.rows import Row, Where
+from pyfly_cpp.machine.rows import Row, Where
 from pyfly_cpp.measure.tasks import extraction
 from pyfly_cpp.measure.tasks.data_sets import HubSplit
 from pyfly_cpp.measure.tasks.task import Item, Task, Verdict

@@ -6,7 +6,7 @@ function's head, generation ends at the next top-level statement or at the fence
 
 from __future__ import annotations
 
-from pyfly_cpp.measure.rows import Row, Where
+from pyfly_cpp.machine.rows import Row, Where
 from pyfly_cpp.measure.tasks.code import CodeTask
 from pyfly_cpp.measure.tasks.data_sets import HubSplit
 from pyfly_cpp.measure.tasks.task import Item

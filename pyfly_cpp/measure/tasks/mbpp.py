@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pyfly_cpp.measure.rows import Row, Where
+from pyfly_cpp.machine.rows import Row, Where
 from pyfly_cpp.measure.tasks.code import CodeTask
 from pyfly_cpp.measure.tasks.data_sets import HubSplit
 from pyfly_cpp.measure.tasks.task import Item

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pyfly_cpp.measure.rows import Row, Where
+from pyfly_cpp.machine.rows import Row, Where
 from pyfly_cpp.measure.tasks.choice import ChoiceTask
 from pyfly_cpp.measure.tasks.data_sets import HubSplit
 from pyfly_cpp.measure.tasks.task import Item

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from pyfly_cpp.measure.rows import Where
+from pyfly_cpp.machine.rows import Where
 from pyfly_cpp.measure.tasks.task import Item, Task, Verdict
 
 _NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyfly_cpp.measure.rows import DataError, Row, Where, read_jsonl, unique
+from pyfly_cpp.machine.rows import DataError, Row, Where, read_jsonl, unique
 from pyfly_cpp.measure.tasks.data_sets import HubSplit, load_rows
 
 Message = dict[str, str]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pyfly_cpp.engine.repetition import breakdown, find_loop
-from pyfly_cpp.measure.rows import Where
+from pyfly_cpp.machine.rows import Where
 from pyfly_cpp.measure.tasks.task import Item, Task, Verdict
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyfly_cpp.machine.files import file_text
-from pyfly_cpp.measure.rows import DataError, Where, read_jsonl, spread, unique
+from pyfly_cpp.machine.rows import DataError, Where, read_jsonl, spread, unique
 
 BUILT_IN = Path(__file__).with_name("prompts.jsonl")
 """Twelve prompts of six kinds, written for this package."""
