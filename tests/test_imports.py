@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -99,3 +100,13 @@ def test_the_native_side_knows_only_the_errors():
         if name.startswith("pyfly_cpp._native"):
             strangers = {m for m in imported(name) if not m.startswith("pyfly_cpp._native")}
             assert strangers <= {"pyfly_cpp.errors"}, name
+
+
+def test_no_name_twice():
+    modules, classes = Counter(), Counter()
+    for path in FILES.values():
+        if path.stem != "__init__":
+            modules[path.stem.lstrip("_")] += 1
+        tree = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        classes.update(node.name for node in tree if isinstance(node, ast.ClassDef) and not node.name.startswith("_"))
+    assert [name for name, n in (*modules.items(), *classes.items()) if n > 1] == []
