@@ -283,6 +283,7 @@ sys.path.insert(0, sys.argv[1])
 from test_runner import plan
 from pyfly_cpp import DraftModel, FlyLlama
 from pyfly_cpp.decoding.resolve import Resolved
+from pyfly_cpp.measure import runner
 from pyfly_cpp.measure.generator import Generator
 llm = FlyLlama(sys.argv[2], n_ctx=1024, n_threads=1, n_threads_batch=1, verbose=False)
 generator = Generator(llm, Resolved((DraftModel(sys.argv[3]),)))
