@@ -17,7 +17,7 @@ from corruption import corrupted
 from gguf_header import read_header
 
 from pyfly_cpp import MTP, DFlash, DraftModel, DSpark, Eagle3, FlyLlama
-from pyfly_cpp.errors import IncompatibleDraftError, NativeError, NotFiniteError
+from pyfly_cpp.errors import ArgumentError, IncompatibleDraftError, NativeError, NotFiniteError
 
 TINY = Path(__file__).resolve().parents[2] / "models" / "tiny"
 LLAMA, DRAFT = TINY / "tiny-llama-target-f16.gguf", TINY / "tiny-llama-draft-f16.gguf"
@@ -41,7 +41,7 @@ BLOCK_ROLES = {
 }
 """Apart from the others, because a seed means what it meant when it was found."""
 ALL_ROLES = {**ROLES, **BLOCK_ROLES}
-ERRORS = (ValueError, IncompatibleDraftError, NativeError, NotFiniteError)
+ERRORS = (ValueError, ArgumentError, IncompatibleDraftError, NativeError, NotFiniteError)
 
 
 def outcome(role: str, path: Path) -> str:
