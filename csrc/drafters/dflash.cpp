@@ -38,7 +38,7 @@ DFlash::Block DFlash::read_block(const ModelFile & file, bool is_dspark, const s
                is_dspark ? what + " has no Markov head; it is a DFlash head, give it as DFlash(...)"
                          : what + " has a Markov head; it is a DSpark head, give it as DSpark(...)");
     }
-    if (release < 336) { // llama.cpp reads these heads differently: it loads them, and hardly a draft is right
+    if (!reads_block_heads) {
         refuse(PYFLY_STATUS_INCOMPATIBLE,
                what + " needs llama-cpp-python 0.3.36 or newer; upgrade it or choose another drafter");
     }

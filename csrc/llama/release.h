@@ -21,6 +21,10 @@ struct Since {
     std::vector<std::string> names;
 };
 
+// Whether llama.cpp reads heads that draft blocks (DFlash, DSpark) as they are written. Before, it loads them, and
+// hardly a draft is right.
+constexpr bool reads_block_heads = release >= 336;
+
 inline bool is_known(const std::vector<Since> & table, const std::string & name) {
     return std::any_of(table.begin(), table.end(), [&](const Since & row) {
         return release >= row.release && std::find(row.names.begin(), row.names.end(), name) != row.names.end();
