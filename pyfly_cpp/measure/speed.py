@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -206,32 +206,41 @@ class Summary:
     """Shares of decoding time."""
 
 
+BySetting = dict[str, dict[tuple[str, int, int], Measured]]
+"""Generations by setting, and by prompt, turn and repeat."""
+
+
+def by_setting(measured: Iterable[Measured]) -> BySetting:
+    """The generations of each setting, in the order in which the settings first occur."""
+    out: BySetting = {}
+    for m in measured:
+        out.setdefault(m.setting, {})[m.prompt.id, m.turn, m.repeat] = m
+    return out
+
+
 def summarise(measured: Sequence[Measured], category: str | None = None) -> list[Summary]:
-    """A summary for each setting, in the order they first occur in the settings; of one category, or of all (None)."""
-    chosen = [m for m in measured if category is None or m.prompt.category == category]
-    by_setting: dict[str, dict[tuple[str, int, int], Measured]] = {}
-    for m in chosen:
-        by_setting.setdefault(m.setting, {})[m.prompt.id, m.turn, m.repeat] = m
-    return [_summary(setting, by_setting) for setting in by_setting]
+    """A summary for each setting, in the order in which they first occur; of one category, or of all (None)."""
+    chosen = by_setting(m for m in measured if category is None or m.prompt.category == category)
+    return [_summary(setting, chosen) for setting in chosen]
 
 
-def _summary(setting: str, by_setting: dict[str, dict[tuple[str, int, int], Measured]]) -> Summary:
-    mine = by_setting[setting]
+def _summary(setting: str, measured: BySetting) -> Summary:
+    mine = measured[setting]
     keys = list(mine)
     groups = [mine[key].prompt.unit for key in keys]
     results = [mine[key].result for key in keys]
 
     def timed(name: str) -> Timed:
-        return [by_setting[name][key].timed for key in keys]
+        return [measured[name][key].timed for key in keys]
 
     def over(other: str) -> Interval | None:
-        return None if other == setting or other not in by_setting else speedup(timed(setting), timed(other), groups)
+        return None if other == setting or other not in measured else speedup(timed(setting), timed(other), groups)
 
     stats = [r.stats for r in results]
     committed, rounds = sum(s.committed for s in stats), sum(s.rounds for s in stats)
     drafted = sum(s.drafted for s in stats)
-    reference = "plain" if "plain" in by_setting else "exact"
-    theirs = by_setting.get(reference) if setting != reference else None
+    reference = "plain" if "plain" in measured else "exact"
+    theirs = measured.get(reference) if setting != reference else None
     return Summary(
         setting=setting,
         n_prompts=len(set(groups)),

@@ -17,7 +17,7 @@ from pyfly_cpp.decoding.drafters import Drafter, as_given
 from pyfly_cpp.decoding.gates import Gate, at_thresholds
 from pyfly_cpp.decoding.presets import Preset
 from pyfly_cpp.decoding.resolve import Resolved
-from pyfly_cpp.measure.speed import Measured, Summary, summarise
+from pyfly_cpp.measure.speed import Measured, Summary, by_setting, summarise
 from pyfly_cpp.measure.statistics import Interval, bootstrap, for_json, ratio
 from pyfly_cpp.models.named import model_file
 
@@ -87,9 +87,7 @@ class Point:
 
 def points_of(measured: Sequence[Measured], gates: Iterable[Gate]) -> list[Point]:
     """Exact decoding, then the gates of a sweep."""
-    outputs: dict[str, dict[tuple[str, int, int], Measured]] = {}
-    for m in measured:
-        outputs.setdefault(m.setting, {})[m.prompt.id, m.turn, m.repeat] = m
+    outputs = by_setting(measured)
     summaries = {summary.setting: summary for summary in summarise(measured)}
     points = []
     for setting in dict.fromkeys(["exact", *(str(Decoding(gate)) for gate in gates)]):
