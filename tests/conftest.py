@@ -13,7 +13,7 @@ from pathlib import Path
 import llama_cpp
 import numpy as np
 import pytest
-from gguf_edit import edit_gguf
+from gguf_edit import edit_gguf, write_adapter
 from hypothesis import settings
 
 from pyfly_cpp.engine import costs
@@ -138,23 +138,8 @@ def tiny_target_f32(tiny_target, tmp_path_factory):
 @pytest.fixture(scope="session")
 def lora(tmp_path_factory, tiny_target):
     """A LoRA adapter of rank 4 for two matrices of the tiny target, strong enough to change its text."""
-    gguf = pytest.importorskip("gguf")
-    path = str(tmp_path_factory.mktemp("lora") / "lora.gguf")
-    shapes = {t.name: t.shape.tolist() for t in gguf.GGUFReader(tiny_target).tensors}
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_string("general.type", "adapter")
-    writer.add_string("adapter.type", "lora")
-    writer.add_float32("adapter.lora.alpha", 4.0)
-    rng = np.random.default_rng(0)
-    for name in ("blk.1.attn_q.weight", "blk.4.ffn_down.weight"):
-        n_in, n_out = shapes[name]
-        writer.add_tensor(f"{name}.lora_a", rng.normal(scale=0.08, size=(4, n_in)).astype(np.float32))
-        writer.add_tensor(f"{name}.lora_b", rng.normal(scale=0.08, size=(n_out, 4)).astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    path = tmp_path_factory.mktemp("lora") / "lora.gguf"
+    return write_adapter(path, tiny_target, ("blk.1.attn_q", "blk.4.ffn_down"), rank=4, seed=0, strength=0.08)
 
 
 @pytest.fixture(scope="session")

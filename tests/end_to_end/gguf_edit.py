@@ -111,3 +111,25 @@ def other_token(source, *texts):
     tokens = gguf.GGUFReader(source).fields["tokenizer.ggml.tokens"].contents()
     tokens[700 : 700 + len(texts)] = texts
     return {"tokenizer.ggml.tokens": tokens}
+
+
+def write_adapter(path, model, names, *, rank, seed, strength):
+    """Writes a LoRA adapter of a model for these matrices, its scale 1: normal random numbers of this deviation.
+    Returns the path as text."""
+    gguf = pytest.importorskip("gguf")
+    reader = gguf.GGUFReader(model)
+    shapes = {tensor.name: tensor.shape.tolist() for tensor in reader.tensors}
+    writer = gguf.GGUFWriter(str(path), reader.fields["general.architecture"].contents())
+    writer.add_string("general.type", "adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", float(rank))
+    rng = np.random.default_rng(seed)
+    for name in names:
+        n_in, n_out = shapes[f"{name}.weight"]
+        for part, shape in (("a", (rank, n_in)), ("b", (n_out, rank))):
+            writer.add_tensor(f"{name}.weight.lora_{part}", rng.normal(scale=strength, size=shape).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return str(path)

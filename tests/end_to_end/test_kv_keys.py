@@ -11,7 +11,7 @@ from contextlib import closing
 import llama_cpp
 import numpy as np
 import pytest
-from gguf_edit import edit_gguf
+from gguf_edit import edit_gguf, write_adapter
 from heads import HYBRID
 from llama_cpp.llama_cache import LlamaRAMCache
 
@@ -44,31 +44,12 @@ def control(llm, strength):
     assert llama_cpp.llama_set_adapter_cvec(llm._ctx.ctx, data, n * layers, n, 1, layers) == 0
 
 
-def write_adapter(path, model, architecture, names, strength):
-    """An adapter of rank 8 for these matrices."""
-    gguf = pytest.importorskip("gguf")
-    shapes = {t.name: t.shape.tolist() for t in gguf.GGUFReader(model).tensors}
-    writer = gguf.GGUFWriter(path, architecture)
-    writer.add_string("general.type", "adapter")
-    writer.add_string("adapter.type", "lora")
-    writer.add_float32("adapter.lora.alpha", 8.0)
-    rng = np.random.default_rng(1)
-    for name in (f"{name}.weight" for name in names):
-        n_in, n_out = shapes[name]
-        writer.add_tensor(f"{name}.lora_a", rng.normal(scale=strength, size=(8, n_in)).astype(np.float32))
-        writer.add_tensor(f"{name}.lora_b", rng.normal(scale=strength, size=(n_out, 8)).astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
 @pytest.fixture(scope="module")
 def strong(tmp_path_factory, tiny_target):
     """An adapter of keys and values, whose scale changes the text."""
     names = [f"blk.{i}.{kind}" for i in range(6) for kind in ("ffn_up", "attn_k", "attn_v")]
-    return write_adapter(str(tmp_path_factory.mktemp("strong") / "lora.gguf"), tiny_target, "llama", names, 0.15)
+    path = tmp_path_factory.mktemp("strong") / "lora.gguf"
+    return write_adapter(path, tiny_target, names, rank=8, seed=1, strength=0.15)
 
 
 # ---- Adapters that change ----------------------------------------------------------------------------------------
@@ -115,7 +96,8 @@ def test_requests_of_a_batch_share_no_prefix_of_another_adapter(tiny_target, str
 
 
 def test_a_hybrid_model_uses_no_states_of_another_adapter(tmp_path):
-    adapter = write_adapter(str(tmp_path / "lora.gguf"), HYBRID, "qwen35", ["blk.0.ffn_up", "blk.1.ffn_down"], 0.3)
+    names = ("blk.0.ffn_up", "blk.1.ffn_down")
+    adapter = write_adapter(tmp_path / "lora.gguf", HYBRID, names, rank=8, seed=1, strength=0.3)
     expected = {s: fresh(HYBRID, lora_path=adapter, lora_scale=s) for s in (1.0, 0.05)}
     assert expected[1.0] != expected[0.05]
     with closing(FlyLlama(HYBRID, lora_path=adapter, **OPTIONS)) as llm:
