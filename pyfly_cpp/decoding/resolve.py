@@ -1,7 +1,7 @@
-"""What drafts for a model, and why: the one place where that is chosen, for Python, every command and the server.
+"""The choice of drafters for a model, with its reason: the only one, for Python, every command and the server.
 
-`resolve` has the order of precedence. Its result, a `Resolved`, knows further what the words of settings stand for
-(`of`), what is left out for how somebody decodes (`kept`), and the length of each draft (`lengths`).
+`resolve` has the order of precedence. Its result, a `Resolved`, also has the drafters behind the words of settings
+(`of`), those that a way of decoding can use (`kept`), and the length of each draft (`lengths`).
 """
 
 from __future__ import annotations
@@ -39,31 +39,31 @@ from pyfly_cpp.models.metadata import open_metadata
 from pyfly_cpp.models.named import embedded_model, resolve_model
 
 AUTO = "auto"
-"""Nobody has named a drafter: it is chosen."""
+"""The word for a drafter that is chosen, because nobody has named one."""
 
 MOST_SHARE_OF_DEMO = 0.15
-"""Of the model's bytes, for the demo model to draft as well as prompt lookup. Both are 1.17 times as fast as lookup
-alone at a share of 0.09, and no faster at 0.18 (docs/design/governor.md)."""
+"""Largest share of the model's bytes at which the demo model drafts as well as prompt lookup. Both are 1.17 times
+as fast as lookup alone at a share of 0.09, and no faster at 0.18 (docs/design/governor.md)."""
 
 _N_CTX_OF_DEMO = 2048  # tokens of each request that it sees; its cache takes 47 MB for them
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """What drafts. Two are equal if the same drafts, whatever the reason."""
+    """Drafters and why these. Two are equal if the drafters are, whatever the reason."""
 
     drafters: tuple[Drafter, ...] = ()
     """The cheapest first; none: plain decoding."""
     may_be_left_out: tuple[Drafter, ...] = ()
-    """Those of them that were chosen for the speed alone: they draft only under the governor and for one request at a
+    """Drafters that were chosen for the speed alone: they draft only under the governor and for one request at a
     time (`kept`), and one that cannot be opened is no error."""
     reason: str | None = field(default=None, compare=False)
-    """Why these, as a sentence without its full stop; None: somebody has named them."""
+    """The reason as a sentence without its full stop; None: somebody has named them."""
     given: tuple[OwnDrafter, ...] = field(default=(), compare=False)
     """Drafters that the words of settings may stand for, besides the needed ones of `drafters`; the first of a kind
     counts."""
     options: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    """Options of drafters that are made of words, by the names of `OwnDrafter.options`."""
+    """Options for drafters that are made from words, by the names of `OwnDrafter.options`."""
 
     @property
     def drafter(self) -> AnyDrafter | None:
@@ -72,19 +72,20 @@ class Resolved:
 
     @property
     def needed(self) -> Resolved:
-        """This without what may be left out."""
+        """The same without the drafters that may be left out."""
         drafters = tuple(one for one in self.drafters if one not in self.may_be_left_out)
         return replace(self, drafters=drafters, may_be_left_out=())
 
     # ---- How somebody decodes ----------------------------------------------------------------------------------------
 
     def kept(self, is_governed: bool = True, n_requests: int = 1, embeds: bool = False) -> Resolved:
-        """What is left of it, if drafts are chosen by measured times or not, for so many requests at a time, and in a
-        context for embeddings, which drafts nothing."""
+        """The drafters for a way of decoding: with the governor or without, for n_requests >= 1 at a time, in a
+        context for embeddings or not. Those that may be left out need the governor, one request and no embeddings."""
         return self if is_governed and n_requests == 1 and not embeds else self.needed
 
     def lengths(self, draft_max: int | None, is_governed: bool, n_batch: int) -> list[int]:
-        """Most tokens in a step of each drafter, for a request of this `Decoding.draft_max`."""
+        """Most tokens that each drafter proposes in a step, 0..n_batch - 1, for a request with this
+        `Decoding.draft_max`."""
         return [
             0 if one in self.may_be_left_out and not is_governed else draft_max_of(one, draft_max, n_batch)
             for one in self.drafters
@@ -93,14 +94,14 @@ class Resolved:
     # ---- The words of settings ---------------------------------------------------------------------------------------
 
     def words(self) -> list[str]:
-        """The words that stand for something here: heads first, what needs nothing last."""
+        """The words that can be used here: heads first, drafters that need no file last."""
         found = [drafter.word for drafter in sorted(self._there(), key=lambda drafter: not drafter.is_head)]
         free = [word for word, (kind, *more) in WORDS.items() if not (more or kind.takes_file)]
         return [*dict.fromkeys([word for word in found if word not in free]), *free]
 
     def of(self, setting: Decoding) -> Resolved:
-        """What drafts in a setting that is measured. Prompts are answered again and again, so prompt lookup is without
-        its memory.
+        """The drafters of a setting that is measured. Prompts are answered again and again, so prompt lookup is
+        without its memory.
 
         Raises:
             ValueError: the setting needs a file that nobody has named.
@@ -109,7 +110,7 @@ class Resolved:
         return replace(used, drafters=_alone(used.drafters), may_be_left_out=_alone(used.may_be_left_out))
 
     def as_used(self, setting: Decoding) -> Resolved:
-        """What drafts in a setting, with its memory. Raises ValueError as `of` does."""
+        """The drafters of a setting, prompt lookup with its memory. Raises ValueError as `of` does."""
         if setting.is_plain:
             return replace(self, drafters=(), may_be_left_out=())
         if setting.drafter is None:
@@ -119,7 +120,7 @@ class Resolved:
         return replace(self, drafters=require_drafters(setting.drafter), may_be_left_out=())
 
     def _of_word(self, word: str, who: str) -> Resolved:
-        """What a word stands for; `who` begins the message of the ValueError."""
+        """The drafters behind a word; `who` begins the message of the ValueError."""
         name, _, written = word.partition(":")
         file = resolve_model(written) if written else None
         parts = []
@@ -131,7 +132,8 @@ class Resolved:
         return replace(self, drafters=tuple(parts), may_be_left_out=())
 
     def _of_kind(self, kind: type[OwnDrafter]) -> OwnDrafter | None:
-        """The drafter of a kind that is there, or is made of the draft model that is; None: it needs a file."""
+        """The drafter of a kind, if there is one, else one that is made from the draft model or from nothing; None if
+        it needs a file."""
         found, draft = self._first(kind), self._first(DraftModel) if kind.takes_draft else None
         if found is None and (draft is not None or not kind.needs_file):
             found = _made(kind, None if draft is None else draft.file, self.options)
@@ -151,7 +153,7 @@ def resolve(
     preset: Sequence[Drafter] = (),
     options: Mapping[str, Any] = {},
 ) -> Resolved:
-    """Chooses what drafts. The order of precedence:
+    """Chooses the drafters. The order of precedence:
 
     1. `drafter`, unless it is `auto`: drafters, a word, the path of a file, or nothing (None: `draft` alone, if there
        is one);
@@ -161,15 +163,15 @@ def resolve(
     5. the best of the files on this machine that could draft for the model (`companions`), with prompt lookup as well;
     6. prompt lookup and, on a machine without a GPU, the demo model as well if it is far smaller.
 
-    What comes as well may be left out. Reads headers of GGUF files, not the models.
+    A drafter that is added "as well" may be left out. Reads headers of GGUF files, not the models.
 
     Args:
         model: Path of the target's GGUF file.
-        drafter: As in `FlyLlama(drafter=...)`, or what was resolved before, which stays.
+        drafter: As in `FlyLlama(drafter=...)`, or an earlier result, which is returned.
         draft: A drafter, or the path of a draft model or head; a word that names a head without a file means it.
         preset: The drafters of a preset that names some.
-        options: What holds of drafters that are made here, except for the preset's, by the names of
-            `OwnDrafter.options`.
+        options: Options for drafters that are made here, by the names of `OwnDrafter.options`. The preset's keep their
+            own.
 
     Raises:
         ValueError, PyflyError: the model or a file is no usable GGUF file, a file is no drafter for this model, or
@@ -201,7 +203,7 @@ def resolve(
 def _others(
     model: str | os.PathLike[str], given: Sequence[Drafter], options: Mapping[str, Any]
 ) -> tuple[tuple[Drafter, ...], tuple[Drafter, ...], str]:
-    """What drafts for a model without a head, which of it may be left out, and the rest of the reason."""
+    """The drafters of a model without a head, those of them that may be left out, and the rest of the reason."""
     if given:
         return (*_with_lookup(given[0], options), "a draft was given")
     found = next(companions(model), None)
@@ -229,7 +231,8 @@ def _with_lookup(drafter: Drafter, options: Mapping[str, Any]) -> tuple[tuple[Dr
 
 
 def _demo_draft(model: str | os.PathLike[str], options: Mapping[str, Any]) -> CrossVocabulary | None:
-    """The demo model for a model of another family. What it is worth with a GPU was not measured."""
+    """The demo model as a drafter; None if it is not installed, not far smaller, or there is a GPU, with which its gain
+    was not measured."""
     demo = embedded_model()
     if demo is None or default_gpus():
         return None

@@ -1,4 +1,4 @@
-"""`LoadedModel`: a model in memory, by public names, for whoever runs requests on it or computes something besides.
+"""`LoadedModel`: a model in memory, by public names: for requests, for embeddings, and for questions about it.
 
 `llama/` makes it, from a `llama_cpp.Llama` that has loaded: nobody else reads the private attributes of one.
 """
@@ -31,7 +31,7 @@ class LoadedModel:
     path: str
     """The GGUF file."""
     metadata: dict[str, str]
-    """What the file says of it."""
+    """The metadata of the file, by key."""
     native: Any
     """The llama_model, as llama_cpp has it."""
     model_params: Any
@@ -39,14 +39,17 @@ class LoadedModel:
     context_params: Any
     """The llama_context_params of its context."""
     vocabulary: Vocabulary
+    """Its tokens."""
     lora: Any
     """The LoRA adapter that it was loaded with, as llama_cpp has it; None: without."""
     lora_scale: float
+    """The scale of the adapter."""
     lora_path: str | None
+    """The file of the adapter; None: without."""
     on_close: Callable[..., Any]
-    """Has a function called, with arguments, before the model is freed; the newest first."""
+    """Registers a function and its arguments, to be called before the model is freed; the newest first."""
     access: Access
-    """Who may use it."""
+    """The lock around its use."""
     decoder: Decoder
     """Its native side."""
     n_parallel: int
@@ -56,12 +59,12 @@ class LoadedModel:
     n_batch: int
     """Most tokens of a step."""
     changes: tuple[object, ...]
-    """What else changes what it computes or where its parts are, for `setup_of`."""
+    """Other conditions of its costs, for `setup_of`."""
     verbose: bool
     decoding: Decoding = EXACT
     """How requests decode by default. Its drafter changes by `draft_with`."""
     resolved: Resolved = Resolved()  # noqa: RUF009 - frozen
-    """The drafters, which of them may be left out, and why these."""
+    """The drafters and the reason for them. They change by `draft_with`."""
     _warned: set[str] = field(default_factory=set)
 
     @property
@@ -70,17 +73,18 @@ class LoadedModel:
         return self.decoding.is_governed_with(self.resolved.drafters)
 
     def draft_lengths(self, decoding: Decoding) -> list[int]:
-        """Most tokens that each drafter proposes in a step of such a request. Whether that is governed is not its
-        own."""
+        """Most tokens that each drafter proposes in a step of a request with this setting, 0..n_batch - 1. Only whether
+        the governor chooses is not the request's own."""
         return self.resolved.lengths(decoding.draft_max, self.is_governed, self.n_batch)
 
     @property
     def draft_max(self) -> int:
-        """Most tokens in a step."""
+        """Most tokens that are drafted in a step."""
         return max(self.draft_lengths(self.decoding), default=0)
 
     def opened(self, wanted: Resolved) -> tuple[Resolved, list[Drafter]]:
-        """What drafts, without what may be left out if that cannot be opened, and its native drafters."""
+        """Opens drafters: the drafters, without those that may be left out if one cannot be opened, and their native
+        ones. Raises ValueError, PyflyError or MemoryError if a needed one cannot be opened."""
         k, is_fixed = self.decoding.draft_max, not self.decoding.adaptive
         try:
             return wanted, self.decoder.open_drafters(wanted.drafters, k, self.n_batch, is_fixed)

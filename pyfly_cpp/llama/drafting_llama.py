@@ -1,4 +1,4 @@
-"""`DraftingLlama`: a `llama_cpp.Llama` that is loaded with what drafts for it, and makes requests; it runs none."""
+"""`DraftingLlama`: a `llama_cpp.Llama` that is loaded together with its drafters and makes requests; it runs none."""
 
 from __future__ import annotations
 

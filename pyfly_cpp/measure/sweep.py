@@ -27,7 +27,7 @@ THRESHOLDS = {
     "entropy-normalized": (0.3, 0.15, 0.075, 0.038, 0.019),
     "fuzzy-js": (0.025, 0.05, 0.1, 0.2, 0.4),
 }
-"""Those of a gate whose thresholds nobody gave, from strict to loose. Margins, entropies and divergences of mismatches
+"""Thresholds of a gate if nobody gives others, from strict to loose. Margins, entropies and divergences of mismatches
 spread over orders of magnitude, so the steps are geometric: each lets about as many more of them pass, and a few
 prompts can tell it from the one before. A published value is among them, where there is one."""
 
@@ -63,16 +63,16 @@ class Point:
 
     summary: Summary
     agreement: Interval
-    """The mean over outputs of what they have in common with the exact ones."""
+    """Mean agreement of its outputs with the exact ones, 0..1."""
 
     @property
     def setting(self) -> str:
-        """How it is written."""
+        """The written form of the setting."""
         return self.summary.setting
 
     @property
     def speedup(self) -> float:
-        """Over exact."""
+        """Speed over that of exact decoding."""
         return 1.0 if self.summary.speedup_exact is None else self.summary.speedup_exact.estimate
 
     @property
@@ -81,7 +81,7 @@ class Point:
         return self.summary.speedup_exact is not None and self.summary.speedup_exact.low > 1
 
     def as_dict(self) -> dict[str, Any]:
-        """Fit for JSON; the rest stands in the summaries."""
+        """Ready for JSON; the rest is in the summaries."""
         return {"setting": self.setting, "agreement": for_json(self.agreement)}
 
 
