@@ -24,9 +24,13 @@ given. `log`: behind it stands what could be replaced by llama.cpp's own reason,
 guess at the reason, before that."""
 
 
+_PLACE = re.compile(r"""(?<!\w)(?:'[^']*'|"[^"]*")|\{(\w+)\}""")
+"""Something in quotes, such as a file's name, or a word in braces outside of them."""
+
+
 class NamingError(Exception):
-    """An error whose message names arguments, each of `_IN_PYTHON` as `{draft_max}`. Its text has Python's words;
-    `in_words` has others'."""
+    """An error whose message names arguments, each of `_IN_PYTHON` as `{draft_max}`, outside of quotes. Its text has
+    Python's words; `in_words` has others'."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(_worded(message, _IN_PYTHON))
@@ -36,9 +40,15 @@ class NamingError(Exception):
         """The text with these words, and with Python's for other arguments."""
         return _worded(self.message, {**_IN_PYTHON, **words})
 
+    def before(self, word: str) -> str | None:
+        """The message up to this word; None if it does not have it."""
+        return next(
+            (self.message[: found.start()] for found in _PLACE.finditer(self.message) if found[1] == word), None
+        )
+
 
 def _worded(message: str, words: Mapping[str, str]) -> str:
-    return re.sub(r"\{(\w+)\}", lambda found: words.get(found[1], found[0]), message)
+    return _PLACE.sub(lambda found: words.get(found[1], found[0]), message)
 
 
 class ArgumentError(NamingError, ValueError):

@@ -28,6 +28,14 @@ def test_others_are_as_they_are():
     assert in_options(ValueError("{draft_max}")) == "{draft_max}" and in_options(PyflyError()) == ""
 
 
+def test_braces_of_a_file_are_its_own():
+    error = ArgumentError("""'/a/{log}.gguf' and "it's {n_ctx}" do not fit the model's size{log}; lower {n_ctx}.""")
+    assert str(error) == """'/a/{log}.gguf' and "it's {n_ctx}" do not fit the model's size; lower n_ctx."""
+    assert in_options(error) == """'/a/{log}.gguf' and "it's {n_ctx}" do not fit the model's size; lower --n-ctx."""
+    assert error.before("log") == """'/a/{log}.gguf' and "it's {n_ctx}" do not fit the model's size"""
+    assert error.before("guess") is None
+
+
 def test_what_the_core_names_has_words_in_python():
     texts = [path.read_text(encoding="utf-8") for path in (ROOT / "csrc").rglob("*.cpp")]
     literals = [text for source in texts for text in re.findall(r'"(?:[^"\\\n]|\\.)*"', source)]

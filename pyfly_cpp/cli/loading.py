@@ -87,11 +87,11 @@ def reasons_from(log: QuietLog | None) -> Iterator[None]:
     try:
         yield
     except (ArgumentError, PyflyError) as error:
-        failed, is_in_log, _ = error.message.partition("{log}")
-        if log is None or not log.errors or not is_in_log:
+        failed = error.before("log")
+        if log is None or not log.errors or failed is None:
             raise
         if any(_BEYOND_END in line for line in log.errors):
-            failed = f"{failed.partition('{guess}')[0]}: the file is truncated; download it again."
+            failed = f"{error.before('guess') or failed}: the file is truncated; download it again."
         else:
             failed = f"{failed}; llama.cpp reports: {log.errors[0]}"
         raise type(error)(failed) from error
