@@ -6,17 +6,22 @@
 #include <optional>
 #include <string>
 
+#include "batch.h"
 #include "guard.h"
-#include "handles.h"
 #include "measuring.h"
 #include "rows.h"
 #include "sampler.h"
 #include "scripted_model.h"
 #include "stop.h"
+#include "target.h"
 #include "verify.h"
 
 using pyfly::Error;
 using pyfly::guard;
+
+struct pyfly_batch {
+    pyfly::Batch impl;
+};
 
 namespace {
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -100,6 +101,14 @@ def test_the_native_side_knows_only_the_errors():
         if name.startswith("pyfly_cpp._native"):
             strangers = {m for m in imported(name) if not m.startswith("pyfly_cpp._native")}
             assert strangers <= {"pyfly_cpp.errors"}, name
+
+
+def test_only_its_own_folder_includes_llama_cpp():
+    csrc = Path(__file__).parents[1] / "csrc"
+    for path in (*csrc.rglob("*.h"), *csrc.rglob("*.cpp")):
+        if "llama" not in path.relative_to(csrc).parts:
+            found = re.findall(r'#include ["<]((?:llama|ggml|gguf)[^">]*)', path.read_text(encoding="utf-8"))
+            assert found == [], f"{path} includes {found[0]}"
 
 
 def test_no_name_twice():

@@ -5,7 +5,6 @@
 
 #include "error.h"
 #include "guard.h"
-#include "handles.h"
 
 namespace pyfly {
 

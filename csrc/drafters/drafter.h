@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "distribution.h"
@@ -137,3 +138,8 @@ class Drafter {
 };
 
 } // namespace pyfly
+
+// The handle of pyfly.h.
+struct pyfly_drafter {
+    std::unique_ptr<pyfly::Drafter> impl;
+};

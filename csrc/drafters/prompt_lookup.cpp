@@ -5,8 +5,8 @@
 
 #include "error.h"
 #include "guard.h"
-#include "handles.h"
 #include "stretch.h"
+#include "target.h"
 
 namespace pyfly {
 

@@ -3,7 +3,6 @@
 #include "draft_token.h"
 #include "error.h"
 #include "guard.h"
-#include "handles.h"
 
 namespace pyfly {
 

@@ -7,17 +7,17 @@
 
 #include "abort_guard.h"
 #include "draft_context.h"
-#include "drafters/companion.h"
 #include "graph_products.h"
 #include "guard.h"
-#include "handles.h"
 #include "kernel_trials.h"
 #include "kernels/products.h"
 #include "layer_states.h"
+#include "llama/drafters/companion.h"
 #include "llama_target.h"
 #include "model_file.h"
 #include "packed_buffers.h"
 #include "release_llama.h"
+#include "target.h"
 
 using pyfly::Error;
 using pyfly::guard;

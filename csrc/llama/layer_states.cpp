@@ -4,8 +4,8 @@
 #include <cmath>
 #include <exception>
 
-#include "drafters/layer_rows.h"
 #include "error.h"
+#include "layer_rows.h"
 #include "rows.h"
 
 namespace pyfly {

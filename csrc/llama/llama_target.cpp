@@ -4,8 +4,8 @@
 #include <cstring>
 
 #include "error.h"
-#include "handles.h"
 #include "release_llama.h"
+#include "target.h"
 
 namespace pyfly {
 

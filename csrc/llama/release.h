@@ -21,9 +21,14 @@ struct Since {
     std::vector<std::string> names;
 };
 
-// Whether llama.cpp reads heads that draft blocks (DFlash, DSpark) as they are written. Before, it loads them, and
-// hardly a draft is right.
-constexpr bool reads_block_heads = release >= 336;
+// The first that reads heads that draft blocks (DFlash, DSpark) as they are written. Those before load them, and hardly
+// a draft is right.
+constexpr int32_t first_with_block_heads = 336;
+
+// "0.3.36" for 336.
+inline std::string release_name(int32_t number) {
+    return "0." + std::to_string(number / 100) + "." + std::to_string(number % 100);
+}
 
 inline bool is_known(const std::vector<Since> & table, const std::string & name) {
     return std::any_of(table.begin(), table.end(), [&](const Since & row) {

@@ -4,7 +4,6 @@
 
 #include "error.h"
 #include "guard.h"
-#include "handles.h"
 #include "llama/release_llama.h"
 
 namespace pyfly {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "draft_token.h"
+#include "drafters/draft_token.h"
 #include "error.h"
 #include "llama/release_llama.h"
 

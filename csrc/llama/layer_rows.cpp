@@ -4,8 +4,8 @@
 #include <cstring>
 
 #include "error.h"
-#include "llama/layer_tap.h"
-#include "llama/release_llama.h"
+#include "layer_tap.h"
+#include "release_llama.h"
 
 namespace pyfly {
 

@@ -1,9 +1,8 @@
 // A draft model with another vocabulary: CrossVocabulary on those of llama.cpp.
 
-#include "cross_vocabulary.h"
 #include "draft_model.h"
+#include "drafters/cross_vocabulary.h"
 #include "guard.h"
-#include "handles.h"
 #include "llama/llama_tokenizer.h"
 
 extern "C" pyfly_status pyfly_drafter_cross_new(pyfly_target * target, const pyfly_draft_model_config * config,

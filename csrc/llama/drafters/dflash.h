@@ -2,7 +2,7 @@
 #pragma once
 
 #include "head.h"
-#include "layer_rows.h"
+#include "llama/layer_rows.h"
 
 namespace pyfly {
 

@@ -5,11 +5,11 @@
 #include <memory>
 #include <vector>
 
-#include "drafter.h"
+#include "drafters/drafter.h"
+#include "drafters/seen_text.h"
+#include "drafters/text_memories.h"
 #include "llama/draft_context.h"
 #include "llama/llama_model.h"
-#include "seen_text.h"
-#include "text_memories.h"
 
 namespace pyfly {
 

@@ -4,10 +4,9 @@
 #include <cmath>
 
 #include "bounded_loop.h"
-#include "draft_token.h"
+#include "drafters/draft_token.h"
 #include "error.h"
 #include "guard.h"
-#include "handles.h"
 
 namespace pyfly {
 

@@ -1,7 +1,7 @@
 // EAGLE-3 (Li et al. 2025): a head that reads the target's hidden states at three depths.
 #pragma once
 
-#include "layer_rows.h"
+#include "llama/layer_rows.h"
 #include "step_head.h"
 
 namespace pyfly {

@@ -1,10 +1,10 @@
 // A second, cheaper model of the same vocabulary, decoded greedily.
 #pragma once
 
-#include "drafter.h"
+#include "drafters/drafter.h"
+#include "drafters/text_memories.h"
 #include "llama/draft_context.h"
 #include "llama/llama_model.h"
-#include "text_memories.h"
 
 namespace pyfly {
 

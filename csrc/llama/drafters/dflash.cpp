@@ -4,10 +4,9 @@
 #include <cmath>
 #include <cstring>
 
-#include "draft_token.h"
+#include "drafters/draft_token.h"
 #include "error.h"
 #include "guard.h"
-#include "handles.h"
 #include "llama/release.h"
 #include "llama/release_llama.h"
 
@@ -38,9 +37,9 @@ DFlash::Block DFlash::read_block(const ModelFile & file, bool is_dspark, const s
                is_dspark ? what + " has no Markov head; it is a DFlash head, give it as DFlash(...)"
                          : what + " has a Markov head; it is a DSpark head, give it as DSpark(...)");
     }
-    if (!reads_block_heads) {
-        refuse(PYFLY_STATUS_INCOMPATIBLE,
-               what + " needs llama-cpp-python 0.3.36 or newer; upgrade it or choose another drafter");
+    if (release < first_with_block_heads) {
+        refuse(PYFLY_STATUS_INCOMPATIBLE, what + " needs llama-cpp-python " + release_name(first_with_block_heads) +
+                                              " or newer; upgrade it or choose another drafter");
     }
     if (file.integer("hyper_connection.count").value_or(0) > 0 || (is_dspark && has_selector)) {
         refuse(PYFLY_STATUS_INCOMPATIBLE,

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "llama/llama_target.h"
-#include "llama/model_file.h"
+#include "llama_target.h"
+#include "model_file.h"
 
 namespace pyfly {
 
