@@ -42,6 +42,7 @@ _OPTIONS = {
     "n_parallel": "--parallel",
     "room": "--parallel or --n-ctx",
     "flash_attn": "--flash-attn",
+    "verbose": "--verbose",
     "head": "with --draft",
     "cross": "--drafter cross",
     "draft": ", or give it with --draft",

@@ -127,7 +127,7 @@ class Request:
         if len(self.history) > n_ctx:
             raise ContextFullError(
                 f"the prompt has {len(self.history)} tokens and the context holds {n_ctx}; shorten the prompt or "
-                "raise n_ctx."
+                "raise {n_ctx}."
             )
 
     # ---- Whoever steps the batch -------------------------------------------------------------------------------------

@@ -67,7 +67,9 @@ class BatchLlama(DraftingLlama):
         self._n_ctx_of_text = n_ctx if info.n_positions else least
         n_all = least * self.n_parallel if n_cells is None else require_integer("n_cells", n_cells, least)
         if n_all >= 2**31:
-            raise ValueError(f"{n_parallel} requests of {n_ctx} tokens are more than a cache can hold; lower n_ctx.")
+            raise ArgumentError(
+                f"{n_parallel} requests of {n_ctx} tokens are more than a cache can hold; lower {{n_ctx}}."
+            )
         self._n_cells = _rounded_up(n_all)
         if self._n_ctx_of_text <= info.n_ctx_short < self._n_cells:
             # llama.cpp chooses the RoPE scaling by the size of the whole cache; the size of one request decides here.

@@ -159,7 +159,7 @@ class Completion:
         if n_room < 1:
             failure = ContextFullError(  # in the words that llama_cpp.server looks for
                 f"Requested tokens ({len(self.prompt)}) exceed context window of {n_ctx}, the answer "
-                "included; shorten the prompt or raise n_ctx."
+                "included; shorten the prompt or raise {n_ctx}."
             )
             failure.n_prompt = len(self.prompt)
             raise failure

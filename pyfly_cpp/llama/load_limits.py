@@ -73,7 +73,7 @@ def require_adapter(adapter: Any, lora_path: str | None, model_path: str) -> Non
     if not adapter:
         raise ArgumentError(
             f"{lora_path!r} cannot be used as a LoRA adapter: it is damaged, or was not made for {model_path!r}{{log}}"
-            "; verbose=True shows the reason."
+            "; {verbose} shows the reason."
         )
 
 
@@ -88,16 +88,16 @@ def why_not_loaded(error: ValueError, model_path: str, context_params: Any, has_
     """
     if "Failed to create llama_context" in str(error):
         has_flash = context_params.flash_attn_type == llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
-        remedy = ", leave out flash_attn" if has_flash else ""  # some graphs lack it
+        remedy = ", leave out {flash_attn}" if has_flash else ""  # some graphs lack it
         return (
             f"llama.cpp could not make a context for {model_path!r}: there is too little memory for it, or the "
-            f"file is damaged{{log}}; lower {{n_ctx}} or {{n_batch}}{remedy}, or let verbose=True show why."
+            f"file is damaged{{log}}; lower {{n_ctx}} or {{n_batch}}{remedy}, or let {{verbose}} show why."
         )
     if "Failed to load model" in str(error):
         return (
             f"llama.cpp could not load {model_path!r}{{guess}}: the file is truncated, damaged, or of an architecture "
             f"that llama-cpp-python {llama_cpp.__version__} does not know"
             f"{', or an RPC server is gone or has too little memory' if has_servers else ''}{{log}}; "
-            "verbose=True shows why."
+            "{verbose} shows why."
         )
     return None

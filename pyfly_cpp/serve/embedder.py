@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from pyfly_cpp import _native
 from pyfly_cpp.engine.loaded_model import LoadedModel
-from pyfly_cpp.errors import NativeError, NotFiniteError
+from pyfly_cpp.errors import ArgumentError, NativeError, NotFiniteError
 from pyfly_cpp.llama.fly_batch import FlyBatch
 from pyfly_cpp.machine import memory
 from pyfly_cpp.serve.api_errors import bad_request
@@ -67,18 +67,18 @@ class Embedder:
         params.n_ctx, params.n_batch, params.n_ubatch = self.n_ctx, _CHUNK, _CHUNK
         params.n_seq_max, params.n_rs_seq, params.n_outputs_max = 1, 0, 0
         params.cb_eval = type(params.cb_eval)()  # what the other context calls is for that one
-        remedy = "lower n_ctx, or serve without embeddings"
+        remedy = "lower {n_ctx}, or serve without embeddings"
         n_needed = memory.simulated_context(model.path, model.model_params, params, 1, self.n_ctx) or 0
         n_free = memory.available()
         if n_free is not None and n_needed > n_free:
-            raise ValueError(
+            raise ArgumentError(
                 f"embeddings of {self.n_ctx} tokens need {memory.in_words(n_needed)}, and "
                 f"{memory.in_words(n_free)} are free; {remedy}."
             )
         with _native.load_guard():
             context = llama_cpp.llama_init_from_model(model.native, params)
         if not context:
-            raise ValueError(f"llama.cpp could not make a context for embeddings of {model.path!r}; {remedy}.")
+            raise ArgumentError(f"llama.cpp could not make a context for embeddings of {model.path!r}; {remedy}.")
         return context
 
     async def embed(self, tokens: Sequence[int], max_seconds: float) -> npt.NDArray[np.single]:

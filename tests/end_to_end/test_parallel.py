@@ -26,6 +26,7 @@ from llama_cpp import LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
 from teacher_forcing import teacher_forcing_gap
 
 from pyfly_cpp import MTP, ContextFullError, DraftModel, FlyBatch, FlyLlama, Margin, Window
+from pyfly_cpp.cli import in_options
 from pyfly_cpp.machine import memory
 
 F32 = llama_cpp.GGML_TYPE_F32
@@ -111,8 +112,9 @@ def test_a_model_without_a_graph_for_flash_attention(tmp_path):
     with FlyBatch(path, 2, **OPTIONS) as batch:
         assert text_of(batch.submit("Once", **GREEDY).result())
     for make in (FlyBatch, FlyLlama):
-        with pytest.raises(ValueError, match="leave out flash_attn"):
+        with pytest.raises(ValueError, match="leave out flash_attn=True") as failure:
             make(path, flash_attn=True, **OPTIONS)
+        assert "lower --n-ctx or --n-batch, leave out --flash-attn, or let --verbose" in in_options(failure.value)
 
 
 @pytest.mark.alike
@@ -656,7 +658,6 @@ def test_bad_requests(plain, options, kind, message):
         ({"n_parallel": True}, "n_parallel must be an integer"),
         ({"n_parallel": 257}, "in 1..256"),
         ({"n_ctx": -1}, "n_ctx must be"),
-        ({"n_ctx": 2**30}, "more than a cache can hold; lower n_ctx"),
         ({"n_cells": 100}, "n_cells must be an integer >= 256"),
         ({"n_chunk": 0}, "n_chunk must be"),
         ({"longest_pause": -1}, "longest_pause must be"),
@@ -668,6 +669,12 @@ def test_bad_requests(plain, options, kind, message):
 def test_bad_arguments(tiny_target, options, message):
     with pytest.raises(ValueError, match=message):
         FlyBatch(tiny_target, **{**OPTIONS, "n_parallel": 4, **options})
+
+
+def test_more_than_a_cache_holds(tiny_target):
+    with pytest.raises(ValueError, match="more than a cache can hold; lower n_ctx") as failure:
+        FlyBatch(tiny_target, 4, **{**OPTIONS, "n_ctx": 2**30})
+    assert in_options(failure.value).endswith("lower --n-ctx.")
 
 
 def test_more_than_fits_in_memory(tiny_target, monkeypatch):
