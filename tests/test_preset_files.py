@@ -24,14 +24,6 @@ def test_presets_read_back(preset, tmp_path):
     assert load_preset(tmp_path / "p.json") == preset
 
 
-def test_relative_paths_are_the_presets(tmp_path):
-    text = '{"format": 1, "model": "t.gguf", "drafter": {"kind": "draft", "model_path": "d.gguf"}}'
-    (tmp_path / "p.json").write_text(text)
-    preset = load_preset(tmp_path / "p.json")
-    assert preset.model == str(tmp_path.resolve() / "t.gguf")
-    assert preset.decoding == Decoding(drafter=DraftModel(str(tmp_path.resolve() / "d.gguf")))
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

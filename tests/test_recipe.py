@@ -37,12 +37,6 @@ def test_gsm8k_rows_lose_the_marks_of_the_calculator():
     assert corpus.as_chat("No question.") is None
 
 
-@pytest.mark.parametrize("line", ["{", "[]", '{"question": "q"}', '{"question": 1, "answer": "a"}'])
-def test_a_row_that_is_none_is_named(line):
-    with pytest.raises(RecipeError, match=r'x\.jsonl, line 2: expected a JSON object with the texts "question"'):
-        corpus.gsm8k_documents('{"question": "q", "answer": "a"}\n' + line, "x.jsonl")
-
-
 def test_the_last_documents_are_held_back(text_file):
     read = corpus.read_corpus(text_file, None, None)
     assert len(read.training) == 190
@@ -95,30 +89,6 @@ def test_errors_in_the_text(capsys, tmp_path):
     )
     short.write_bytes(b"caf\xe9")
     assert "is not UTF-8 text (byte 3)" in error_of(capsys, "--corpus", short, "--out", tmp_path)
-
-
-def test_a_missing_package_is_named(capsys, tmp_path, monkeypatch, text_file):
-    monkeypatch.setattr(cli, "REQUIRED", {"no_such_package": "torch", "numpy": "numpy"})
-    message = error_of(capsys, "--corpus", text_file, "--out", tmp_path / "out")
-    assert message.startswith("recipe: torch not installed; run: pip install -r ")
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--only", "target,tail"], "'tail' is not a part; choose from target,draft,eagle3,qwen35,mtp,dflash,dspark."),
-        (["--steps-scale", "0"], "must be a number above 0, not '0'."),
-        (["--threads", "0"], "must be an integer of at least 1, not '0'."),
-        (["--seed", "-1"], "must be an integer of at least 0"),
-        (["--gsm8k", "rows.jsonl"], "not allowed with argument --corpus"),
-    ],
-)
-def test_arguments_that_are_refused(capsys, arguments, message):
-    with pytest.raises(SystemExit) as end:
-        cli.parse(["--corpus", "text.txt", "--out", "out", *arguments])
-    assert end.value.code == 2
-    assert message in capsys.readouterr().err
 
 
 def test_a_folder_that_does_not_fit_is_refused(tmp_path, text_file):

@@ -34,15 +34,6 @@ def chat(run, *arguments, stdin):
     return run("chat", "-m", TARGET, "-d", DRAFT, *fixed, *arguments, stdin=stdin)
 
 
-def test_the_defaults(run):
-    result = run("chat", "-m", TARGET, "-d", DRAFT, "--drafter", "both", "-t", 1, "-n", 20, stdin=f"{QUESTION}\n")
-    assert result.code == 0
-    assert "prompt lookup and draft model tiny-llama-draft-f16.gguf" in result.err
-    assert "when that is faster" in result.err
-    assert "gate: stochastic." in result.err and "temperature 0.7" in result.err
-    assert "lossy" not in result.err
-
-
 def test_answers_on_stdout_and_the_rest_on_stderr(run):
     result = chat(run, stdin=f"{QUESTION}\n\nAnd she?\n")
     assert result.code == 0
@@ -433,12 +424,6 @@ def test_a_huge_file_is_not_read(run, tmp_path):
     started = time.monotonic()
     result = chat(run, stdin=f"/read {huge}\n")
     assert result.code == 1 and "huge.txt" in result.err and time.monotonic() - started < 60
-
-
-def test_the_speed_of_a_few_tokens_is_not_told(run):
-    few = chat(run, "-n", 6, stdin=f"{QUESTION}\n")
-    assert "tokens/s" not in few.err and re.search(r"first after \d+\.\d s", few.err)
-    assert "tokens/s" in chat(run, "-n", 80, "--draft-max", 2, stdin="Repeat: one two three one two three\n").err
 
 
 def recommending(tmp_path, **sampling):

@@ -109,11 +109,6 @@ def test_a_table_does_not_break_words(capsys, monkeypatch):
     assert "margin:0.3 reconverge:6 ┃" in capsys.readouterr().out.replace("│", "┃")
 
 
-def test_that_a_prompt_is_read_shows_at_once(run, terminal):
-    terminal()
-    assert "reading" in run("complete", "-m", TARGET, "-t", 1, "-n", 2, "Natalia").err
-
-
 class Screen:
     """As far as a terminal needs to be one for `AnswerWriter`."""
 
@@ -158,18 +153,6 @@ def test_no_note_breaks_in_a_word(monkeypatch, capsys, terminal, columns):
     note(text)
     lines = click.unstyle(capsys.readouterr().err).splitlines()
     assert " ".join(lines).split() == text.split() and all(len(line) < columns for line in lines)
-
-
-@pytest.mark.parametrize("columns", [60, 110])
-def test_no_line_of_a_measurement_breaks_in_a_word(run, monkeypatch, terminal, tmp_path, columns):
-    monkeypatch.setenv("COLUMNS", str(columns))
-    prompts = tmp_path / "p.txt"
-    prompts.write_text("Natalia sold clips to her friends.\n" * 5)
-    terminal()
-    result = run("bench", "-m", TARGET, "-t", 1, "-n", 4, "--prompts", prompts, "-o", tmp_path / "speed.json")
-    assert result.code == 0 and "same text" in result.out and "confidence" in result.out
-    lines = click.unstyle(result.out).splitlines()
-    assert [line for line in lines if len(line) > columns and " " in line.strip()] == []
 
 
 def test_a_table_keeps_words_where_there_is_just_enough_room(capsys, monkeypatch):

@@ -6,10 +6,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
-import subprocess
-import sys
-import time
 
 import llama_cpp
 import pytest
@@ -18,7 +14,7 @@ pytest.importorskip("click")
 
 from click_runner import click_runner
 
-from pyfly_cpp.cli import cli, loading, progress
+from pyfly_cpp.cli import cli, loading
 from pyfly_cpp.decoding.presets import load_preset
 from pyfly_cpp.machine import memory
 from pyfly_cpp.machine.files import OutputError
@@ -49,15 +45,6 @@ def refused(result, *words):
     assert error.startswith("Error: ") and all(word in error for word in words), result.stderr
     assert not isinstance(result.exception, Exception) or isinstance(result.exception, SystemExit)
     return error
-
-
-def test_what_takes_long_says_how_far_it_is(run, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(progress, "EVERY", 0.0)
-    arguments = ["gsm8k", "--data", data / "gsm8k_sample.jsonl", "--limit", 2, "--max-tokens", 8, "-o", tmp_path / "r"]
-    result = run(evaluate, *arguments)
-    assert [line for line in result.stderr.splitlines() if line.startswith("gsm8k: ")] == [
-        f"gsm8k: {n} of 4" for n in (1, 2, 3, 4)
-    ]
 
 
 def test_eval(run, data, tmp_path):
@@ -138,33 +125,6 @@ def test_impossible_numbers_of_texts(run, data, tmp_path, command, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_eval_of_several_at_once_is_stopped_and_goes_on(model_arguments, data, tmp_path, how):
-    arguments = ["gsm8k", "--data", data / "gsm8k_sample.jsonl", "--max-tokens", 120, "--parallel", 4]
-    arguments += ["-o", tmp_path / "run", *model_arguments]
-    command = [sys.executable, "-m", "pyfly_cpp", "eval", *map(str, arguments)]
-    path = tmp_path / "run" / "items.jsonl"
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        deadline = time.monotonic() + 120
-        while not (path.exists() and path.stat().st_size) and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        process.send_signal(how)
-        _, error = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    if how == signal.SIGINT:
-        assert process.returncode == 130 and "to resume" in error and "Traceback" not in error
-    before = path.read_bytes()
-    before = before[: before.rfind(b"\n") + 1]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    assert path.read_bytes().startswith(before) and 0 < before.count(b"\n") < 24
-    assert len({(line["item"], line["setting"]) for line in lines}) == len(lines) == 24
-
-
 def test_eval_with_worked_examples(run, data, tmp_path, containment):
     sample = data / "mbpp_sample.jsonl"
     arguments = ["mbpp", "--data", sample, "--examples", sample, "--limit", 1, "--max-tokens", 8]
@@ -240,9 +200,8 @@ def test_eval_generates_needles(run, tmp_path):
 
 
 def test_eval_refusals(run, data, tmp_path, monkeypatch):
+    """Those of this command; what is wrong in a file of data: test_tasks.py, in a setting: test_decoding.py."""
     sample = data / "gsm8k_sample.jsonl"
-    broken = tmp_path / "broken.jsonl"
-    broken.write_text(sample.read_text().replace('"question"', '"qestion"', 1))
     torn = tmp_path / "torn.jsonl"
     torn.write_text(sample.read_text() + "{")
     stories = tmp_path / "stories.jsonl"
@@ -250,31 +209,21 @@ def test_eval_refusals(run, data, tmp_path, monkeypatch):
     output = ["-o", tmp_path / "run"]
     refused(run(evaluate, "gms8k", "--data", sample, *output), "Did you mean 'gsm8k'")
     refused(run(evaluate, "writing", *output), "--data")
-    refused(run(evaluate, "gsm8k", "--data", tmp_path / "no.jsonl", *output), "cannot be read")
-    refused(run(evaluate, "gsm8k", "--data", broken, *output), "broken.jsonl, line 1", "'question' is missing")
-    refused(run(evaluate, "gsm8k", "--data", torn, *output), "torn.jsonl, line 13: not JSON")
-    refused(run(evaluate, "gsm8k", "--data", sample, "-s", "margn:0.3", *output), "Did you mean 'margin'")
-    refused(
-        run(evaluate, "gsm8k", "--data", sample, "-s", "margin:0.3 recnverge", *output), "Did you mean 'reconverge'"
-    )
-    refused(run(evaluate, "gsm8k", "--data", sample, "-s", "margin:0.3 adaptive", *output), "leave out 'adaptive'")
+    refused(run(evaluate, "gsm8k", "--data", torn, *output), "torn.jsonl, line 13")
+    refused(run(evaluate, "gsm8k", "--data", sample, "-s", "margn:0.3", *output), "margn")
+    refused(run(evaluate, "gsm8k", "--data", sample, "-s", "margin:0.3 adaptive", *output), "adaptive")
     refused(run(evaluate, "humaneval", "--data", data / "humaneval_sample.jsonl", *output), "--allow-code-execution")
     refused(run(evaluate, "writing", "--data", stories, "--few-shot", 3, *output), "--examples")
-    refused(run(evaluate, "writing", "--data", stories, "--examples", stories, *output), "has no worked examples")
+    refused(run(evaluate, "writing", "--data", stories, "--examples", stories, *output), "worked examples")
     two = tmp_path / "two.jsonl"
     two.write_text("".join(sample.read_text(encoding="utf-8").splitlines(keepends=True)[:2]), encoding="utf-8")
     few = ["--data", sample, "--examples", two, "--few-shot", 3]
-    refused(run(evaluate, "gsm8k", *few, *output), "only 2 worked examples", "give --few-shot 2")
-    refused(run(evaluate, "writing", "--data", sample, *output), "'prompt' is missing")
+    refused(run(evaluate, "gsm8k", *few, *output), "--few-shot 2")
     (tmp_path / "file").write_text("")
     refused(run(evaluate, "gsm8k", "--data", sample, "--limit", 1, "-o", tmp_path / "file"), "cannot be written to")
     with monkeypatch.context() as patch:
         patch.setattr(loading, "embedded_model", lambda: None)
-        refused(run(evaluate, "gsm8k", "--data", sample, *output, models=False), "give --model PATH, or install the")
-    refused(
-        run(evaluate, "gsm8k", "--data", sample, *output, "-m", tmp_path / "no.gguf", models=False), "no model file"
-    )
-    refused(run(evaluate, "gsm8k", "--data", sample, *output, "-m", sample, models=False), "is not a GGUF file")
+        refused(run(evaluate, "gsm8k", "--data", sample, *output, models=False), "--model")
     assert not (tmp_path / "run").exists()
 
 

@@ -19,7 +19,6 @@ sys.path.append(str(BENCHMARKS))
 
 import study  # noqa: E402
 
-from pyfly_cpp import verify  # noqa: E402
 from pyfly_cpp.machine.rows import Where  # noqa: E402
 
 
@@ -85,27 +84,6 @@ def test_lists_of_rules_are_settings():
     for name in ("window", "kl-judge", "sampling"):
         found = [study.read_rule(rule, 15) for rule in study.RULE_LISTS[name]]
         assert len(set(map(str, found))) == len(found) and all(one.draft_max == 15 for one in found)
-
-
-@pytest.mark.parametrize("p", [0.03, 0.2, 0.5, 0.7, 0.89, 0.899, 0.901, 0.95, 0.999])
-@pytest.mark.parametrize("tau", [0.03, 0.3])
-def test_the_kl_judge_accepts_where_the_target_is_unsure_and_the_draft_is_near(p, tau):
-    rng = np.random.default_rng(round(1000 * p))
-    n = 200
-    for shift in (0.0, 0.3, 3.0):
-        rest = rng.uniform(0.5, 1.0, n - 1)
-        target = np.log(np.concatenate([[p], (1 - p) * rest / rest.sum()]))
-        draft = target + shift * rng.normal(size=n)
-        draft -= np.logaddexp.reduce(draft)
-        top = np.argsort(-target)[:16]
-        parts = [np.append(np.exp(row[top]), 1 - np.exp(row[top]).sum()) for row in (target, draft)]
-        near = float((parts[0] * np.log(parts[0] / parts[1])).sum()) <= tau
-        decoding = study.read_rule(study.kl_judge(tau), 8)
-        found = verify(
-            np.stack([target, target]).astype(np.float32), [1], gate=decoding.gate, window=decoding.effective_window,
-            draft_logits=draft[None].astype(np.float32),
-        )  # fmt: skip
-        assert target.argmax() == 0 and (found.n_accepted == 1) == (p <= 0.9 and near)
 
 
 def test_seeds_of_an_item_count_together(tmp_path):
@@ -184,13 +162,6 @@ def test_few_items_are_off_as_far_as_sampling_theory_says(lines):
     assert study.dev_set_cells(study.compare(wrong, "bad"), [4])[0][1:3] == ["", ""]
     longer = [{**row, "stats": {**row["stats"], "rounds": 1 + i % 3}} for i, row in enumerate(lines)]
     assert float(study.dev_set_cells(study.compare(longer, "bad"), [4])[0][3]) > 0
-
-
-def test_sizes_of_dev_sets():
-    assert study.sizes("4,8") == [4, 8]
-    for text in ("4,", "0", "a"):
-        with pytest.raises(ValueError):
-            study.sizes(text)
 
 
 def test_what_surely_loses_is_out_of_the_race(lines):
