@@ -330,11 +330,3 @@ def test_what_cannot_be_measured_is_no_error(load, monkeypatch):
     monkeypatch.setattr(_native.Batch, "measure", fail)
     llm = load()
     assert llm.adaptive and len(answer(llm)) == 12
-
-
-def test_verbose_says_a_line(load, measured, capfd):
-    for _ in range(2):
-        load(verbose=True)
-        assert capfd.readouterr().err.count("pyfly-cpp: measured the cost of batches and drafts in ") == 1
-    load(verbose=True)
-    assert "measured" not in capfd.readouterr().err

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import shutil
 import textwrap
@@ -39,7 +38,6 @@ from pyfly_cpp import (
     DraftModel,
     DSpark,
     Eagle3,
-    Entropy,
     Exact,
     FlyBatch,
     FlyLlama,
@@ -49,7 +47,7 @@ from pyfly_cpp import (
     Window,
 )
 from pyfly_cpp.decoding import Decoding, companions
-from pyfly_cpp.decoding.resolve import Resolved, drafter_of_file, resolve
+from pyfly_cpp.decoding.resolve import Resolved, resolve
 from pyfly_cpp.errors import IncompatibleDraftError
 from pyfly_cpp.measure.generator import Generator
 
@@ -172,17 +170,6 @@ def test_long_prompts_in_batches_and_conversations(name, references, opened):
     at_once.draft_max = None
     assert worst_gap(reference, history, take(at_once.generate(history, temp=0.0), 40)) < most
     assert at_once.stats.drafted > 0
-
-
-@pytest.mark.parametrize("gate", [Entropy(0.3), Margin(0.3)], ids=str)
-@pytest.mark.parametrize("name", ["EAGLE-3", "MTP"])
-def test_a_window_of_6_cannot_fit_in_a_round_of_3(name, gate, loaded, opened):
-    expected = [generate(loaded(name), prompt, 48) for prompt in prompts(3)]
-    with pytest.warns(UserWarning, match="never accepts anything loosely, .* at most 3 drafts"):
-        loose = opened(HEADS[name](), HEADS[name].target, gate=gate, window=Window(6))
-    assert [generate(loose, prompt, 48) for prompt in prompts(3)] == expected
-    assert loose.stats.loose_accepted == loose.stats.rejected_window == 0
-    assert loose.stats.rejected_boundary > 0
 
 
 @pytest.mark.parametrize(
@@ -566,8 +553,6 @@ def test_bad_arguments(kind):
                                ({"p_min": float("nan")}, "p_min must be")):  # fmt: skip
         with pytest.raises(ValueError, match=message):
             kind("head.gguf", **arguments)
-    with pytest.raises(ValueError, match=r"draft_max is 40.*32 tokens \(n_batch\)"):
-        FlyLlama(HYBRID, drafter=MTP(), draft_max=40, n_batch=32, **SETTINGS)
 
 
 def _d2t(change):
@@ -700,19 +685,3 @@ def test_a_head_of_another_model(name, opened, tmp_path):
         wide = edit_gguf(HYBRID, tmp_path / "wide.gguf", {"qwen35.embedding_length": 512})
         with pytest.raises(ValueError, match="width 512, the target's have 256; use the head of this very model"):
             opened(MTP(wide), HYBRID)
-
-
-def test_a_file_is_the_drafter_that_its_header_says(tmp_path):
-    """Without a word for it: as --draft, and as the path of a drafter in Python."""
-    for path, word in ((EAGLE3, Eagle3), (DFLASH, DFlash), (DRAFT, DraftModel)):
-        file = str(path)
-        assert drafter_of_file(LLAMA, file) == word(file)
-        with FlyLlama(str(LLAMA), drafter=file, n_ctx=256, verbose=False) as llm:
-            assert isinstance(llm.drafter, word) and os.path.basename(file) in repr(llm)
-            llm.drafter = None
-            llm.drafter = file
-            assert isinstance(llm.drafter, word)
-    llm = FlyLlama(str(LLAMA), n_ctx=256, verbose=False)
-    with pytest.raises(ValueError, match="nowhere"):
-        llm.drafter = str(tmp_path / "nowhere.gguf")
-    assert llm.drafter is None

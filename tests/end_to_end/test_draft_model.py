@@ -382,42 +382,36 @@ def test_a_margin_gate_accepts_with_short_drafts_as_it_comes(tiny_target, tiny_d
     fly.close()
 
 
-def test_a_threshold_that_lets_everything_pass_says_so_once(tiny_target, tiny_draft):
-    with pytest.warns(UserWarning, match=r"fuzzy-js:0.7 lets every draft pass.* write fuzzy-js-code:0.7") as caught:
-        fly = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft), gate="fuzzy-js:0.7", **OPTIONS)
+@pytest.mark.parametrize(
+    ("loose", "advised"), [("fuzzy-js:0.7", "fuzzy-js-code:0.7"), ("margin:1", "margin:0.3")], ids=lambda gate: gate
+)
+def test_a_threshold_that_is_too_loose_is_warned_of_once(loose, advised, tiny_target, tiny_draft):
+    with pytest.warns(UserWarning, match=rf"{loose} .*{advised.rpartition(':')[2]}") as caught:
+        fly = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft), gate=loose, **OPTIONS)
         generate(fly, 9)
         generate(fly, 9)
-        assert len(caught) == 1 and caught[0].filename == __file__
-        fly.gate = "fuzzy-js-code:0.7"
-        generate(fly, 9)
-        assert len(caught) == 1
-    fly.close()
-
-
-def test_a_margin_larger_than_advised_says_so_once(tiny_target, tiny_draft):
-    with pytest.warns(UserWarning, match=r"margin:1 accepts .* advises a margin of at most 0.3") as caught:
-        fly = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft), gate="margin:1", **OPTIONS)
-        generate(fly, 9)
-        fly.gate = "margin:0.3"
+        fly.gate = advised
         generate(fly, 9)
         assert len(caught) == 1 and caught[0].filename == __file__
     fly.close()
 
 
-def test_what_can_never_accept_says_so_once(tiny_target, tiny_draft):
+def test_what_can_never_accept_is_exact_and_says_so_once(tiny_target, tiny_draft, plain):
     short, long = DraftModel(tiny_draft, draft_max=3), DraftModel(tiny_draft, draft_max=8)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         fly = FlyLlama(tiny_target, drafter=short, gate=Margin(0.3), window=Window(6), adaptive=False, **OPTIONS)
         assert len(strict_warnings(caught)) == 1 and "at most 3 drafts" in strict_warnings(caught)[0]
         assert caught[-1].filename == __file__
-        generate(fly, 9)
-        generate(fly, 9)
-        assert len(strict_warnings(caught)) == 1
-        assert fly.stats.loose_accepted == 0 and fly.stats.rejected_boundary >= 0
+        for gate in (Margin(0.3), "entropy:0.3"):
+            fly.gate = gate
+            assert generate(fly, 200) == plain[:200]
+        fly.gate = Margin(0.3)
+        assert len(strict_warnings(caught)) == 2, "one for each gate"
+        assert fly.stats.loose_accepted == fly.stats.rejected_window == 0 < fly.stats.rejected_boundary
         fly.draft_max = 2
         generate(fly, 9)
-        assert len(strict_warnings(caught)) == 2, "another combination"
+        assert len(strict_warnings(caught)) == 3, "another combination"
         fly.draft_max = None
         fly.window = Window(2)
         generate(fly, 9)
@@ -432,7 +426,7 @@ def test_what_can_never_accept_says_so_once(tiny_target, tiny_draft):
         generate(fly, 9)
         fly.draft_max = 0
         generate(fly, 9)
-        assert len(strict_warnings(caught)) == 2
+        assert len(strict_warnings(caught)) == 3
     fly.close()
 
 

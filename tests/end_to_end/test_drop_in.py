@@ -545,12 +545,6 @@ def properties(llm):
     return [llm.n_ctx(), llm.n_vocab(), llm.n_embd(), llm.token_bos(), llm.token_eos(), llm.token_nl(), llm.metadata]
 
 
-def test_the_lora_adapter_changes_the_text(target, lora):
-    plain_text = text(FlyLlama(target, **OPTIONS)(PROMPT, max_tokens=40, temperature=0))
-    adapted = text(FlyLlama(target, lora_path=lora, **OPTIONS)(PROMPT, max_tokens=40, temperature=0))
-    assert adapted != plain_text
-
-
 # ---- Where the base class is wrong, or has no counterpart ------------------------------------------------------------
 
 

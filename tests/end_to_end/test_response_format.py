@@ -138,14 +138,6 @@ def test_a_tool_that_cannot_be_followed_is_refused_where_it_is_named(llm):
     assert llm.create_chat_completion(MESSAGES, tools=[tool], max_tokens=2)["choices"]
 
 
-def test_several_at_once(tiny_target):
-    with FlyBatch(tiny_target, 2, **OPTIONS) as batch:
-        answers = batch.complete([MESSAGES] * 2, response_format=FORMS[0], max_tokens=40)
-        assert all(json.loads(content(answer)).keys() == {"n"} for answer in answers)
-        with pytest.raises(ValueError, match="response_format must be"):
-            batch.complete([MESSAGES], response_format={"type": "xml"})
-
-
 def test_other_formats_stay(llm):
     plain = llm.create_chat_completion(MESSAGES, max_tokens=12, temperature=0)
     text = llm.create_chat_completion(MESSAGES, response_format={"type": "text"}, max_tokens=12, temperature=0)
@@ -177,13 +169,3 @@ def test_keywords_that_a_grammar_cannot_enforce_are_warned_of(llm):
     form = {"type": "json_schema", "schema": {"type": "string", "pattern": "^(?=x)y$"}}
     with pytest.warns(UserWarning, match="cannot enforce pattern"):
         llm.create_chat_completion(MESSAGES, response_format=form, max_tokens=2)
-
-
-def test_a_name_is_a_model(tiny_target, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYFLY_MODELS", str(tmp_path))
-    (tmp_path / "mine.gguf").symlink_to(tiny_target)
-    llm = FlyLlama("mine", **OPTIONS)
-    assert llm.model_path == str(tmp_path / "mine.gguf")
-    llm.close()
-    with pytest.raises(ValueError, match="Did you mean 'smollm2-135m'"):
-        FlyLlama("smollm2-135", **OPTIONS)
