@@ -120,11 +120,13 @@ def until(condition, seconds=10.0):
     return time.monotonic() - begun
 
 
-def until_ended(client):
-    """Waits until the server has closed or cut a connection; what came."""
+def until_ended(client, end=None):
+    """Waits until the server has closed or cut a connection, or has sent `end`; what came."""
     content = b""
     client.settimeout(20)
-    with contextlib.suppress(ConnectionResetError):
+    with client, contextlib.suppress(ConnectionResetError):
         while part := client.recv(2**16):
             content += part
+            if end is not None and content.endswith(end):
+                break
     return content

@@ -89,15 +89,6 @@ def test_local_completions(server, alone):
     assert model.generate_until(ask, disable_tqdm=True) == [expected]
 
 
-def test_local_chat_completions(server, alone):
-    model = model_of("local-chat-completions", server)
-    messages = [{"role": "user", "content": CONTEXT}]
-    prompt = model.apply_chat_template(messages)
-    ask = instances("generate_until", [(prompt, {"until": ["\n"], "max_gen_toks": 20, "do_sample": False})])
-    expected = alone.create_chat_completion(messages, max_tokens=20, temperature=0, stop=["\n"])
-    assert model.generate_until(ask, disable_tqdm=True) == [expected["choices"][0]["message"]["content"]]
-
-
 def test_all_kinds_of_tasks(server, alone, manager):
     found = lm_eval.simple_evaluate(
         model="local-completions", model_args=commands(server)["local-completions"],

@@ -96,14 +96,6 @@ def test_the_stop_string_and_the_time_of_a_text_that_is_held_back(server, batch)
         assert timings["predicted_ms"] > 0.1  # more than between two events of the same end
 
 
-def test_many_stop_strings(server):
-    text = server.post("/v1/completions", prompt=PROMPT, max_tokens=12).json()["choices"][0]["text"]
-    stop = [*(f"{i}zz" for i in range(500)), text[4:7]]
-    assert (
-        server.post("/v1/completions", prompt=PROMPT, max_tokens=12, stop=stop).json()["choices"][0]["text"] == text[:4]
-    )
-
-
 def test_a_limit_of_the_time_ends_an_answer_with_its_line(server, batch):
     lines = {**no_end(batch), "\n": 6}
     body = {"prompt": PROMPT, "n_predict": 60, "logit_bias": lines}

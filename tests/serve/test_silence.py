@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import time
@@ -30,12 +31,23 @@ def narrow(tiny_target_f32):
         yield batch
 
 
+@contextlib.contextmanager
+def occupied(batch, **options):
+    """A server whose only slot is taken until the connection is closed: (server, connection)."""
+    with running(batch, limits=RequestLimits(max_tokens=16000, silent_seconds=0.1), **options) as server:
+        yield server, occupy(server, batch)
+
+
+def occupy(server, batch):
+    """The connection of an answer that does not end."""
+    client = connected(server, {"prompt": "A", "max_tokens": 16000, "logit_bias": no_end(batch), "stream": True})
+    until(lambda: server.service.turns.running == 1)
+    return client
+
+
 def test_a_stream_that_waits_is_not_silent(narrow):
     """On each route: the head, and comments until the first token."""
-    with running(narrow, limits=RequestLimits(max_tokens=16000, silent_seconds=0.1)) as server:
-        endless = {"prompt": "A", "max_tokens": 16000, "logit_bias": no_end(narrow), "stream": True}
-        first = connected(server, endless)
-        until(lambda: server.service.turns.running == 1)
+    with occupied(narrow) as (server, first):
         waiting = [connected(server, {**body, "stream": True}, path) for path, body in BODIES.items()]
         contents = []
         for client in waiting:
@@ -65,16 +77,13 @@ def test_the_head_does_not_wait_for_a_long_prompt(narrow):
 
 def test_the_clients_package_takes_comments_and_late_errors(narrow):
     openai = pytest.importorskip("openai")
-    with running(narrow, limits=RequestLimits(max_tokens=16000, silent_seconds=0.1), grace=0.1) as server:
-        first = connected(server, {"prompt": "A", "max_tokens": 16000, "logit_bias": no_end(narrow), "stream": True})
-        until(lambda: server.service.turns.running == 1)
+    with occupied(narrow, grace=0.1) as (server, first):
         client = server.openai()
         stream = client.chat.completions.create(model="any", messages=SAID, stream=True, max_tokens=3)
         assert next(iter(stream)).choices[0].delta.role == "assistant"  # while it waits
         first.close()
         assert list(stream)[-1].choices[0].finish_reason
-        first = connected(server, {"prompt": "A", "max_tokens": 16000, "logit_bias": no_end(narrow), "stream": True})
-        until(lambda: server.service.turns.running == 1)
+        first = occupy(server, narrow)
         stream = client.chat.completions.create(model="any", messages=SAID, stream=True, max_tokens=3)
         server.server.should_exit = True
         with pytest.raises(openai.APIError, match="shutting down"):
@@ -85,30 +94,26 @@ def test_the_clients_package_takes_comments_and_late_errors(narrow):
 @pytest.mark.clients
 def test_anthropics_package_takes_comments_and_late_errors(narrow):
     anthropic = pytest.importorskip("anthropic")
-    with running(narrow, limits=RequestLimits(max_tokens=16000, silent_seconds=0.1), grace=0.1) as server:
+    with occupied(narrow, grace=0.1) as (server, first):
         client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
         body = {"model": "any", "messages": SAID, "stream": True, "max_tokens": 3}
-        for is_stopped in (False, True):
-            endless = {"prompt": "A", "max_tokens": 16000, "logit_bias": no_end(narrow), "stream": True}
-            first = connected(server, endless)
-            until(lambda: server.service.turns.running == 1)
-            stream = client.messages.create(**body)
-            assert next(iter(stream)).type == "message_start"  # while it waits
-            time.sleep(0.3)
-            if is_stopped:
-                server.server.should_exit = True
-                with pytest.raises(anthropic.APIError, match="shutting down"):
-                    list(stream)
-            first.close()
-            if not is_stopped:
-                assert list(stream)[-1].type == "message_stop"
+        stream = client.messages.create(**body)
+        assert next(iter(stream)).type == "message_start"  # while it waits
+        time.sleep(0.3)
+        first.close()
+        assert list(stream)[-1].type == "message_stop"
+        first = occupy(server, narrow)
+        stream = client.messages.create(**body)
+        assert next(iter(stream)).type == "message_start"
+        server.server.should_exit = True
+        with pytest.raises(anthropic.APIError, match="shutting down"):
+            list(stream)
+        first.close()
 
 
 @pytest.mark.parametrize("path", list(BODIES))
 def test_an_error_after_the_head_is_an_event(narrow, path):
-    with running(narrow, limits=RequestLimits(max_tokens=16000, silent_seconds=0.1), grace=0.1) as server:
-        first = connected(server, {"prompt": "A", "max_tokens": 16000, "logit_bias": no_end(narrow), "stream": True})
-        until(lambda: server.service.turns.running == 1)
+    with occupied(narrow, grace=0.1) as (server, first):
         client = connected(server, {**BODIES[path], "stream": True}, path)
         content = b""
         while b": waiting" not in content:

@@ -82,7 +82,6 @@ def test_an_answer_that_is_not_read_is_dropped(impatient, path, body):
     until(lambda: is_idle(impatient))
     content = until_ended(client)
     assert content.startswith(b"HTTP/1.1 200") and not content.endswith((b"}", b"0\r\n\r\n"))
-    client.close()
 
 
 def test_a_client_who_takes_its_time_gets_all(impatient):

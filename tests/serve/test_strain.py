@@ -8,7 +8,6 @@ import shutil
 import socket
 import threading
 
-import httpx
 import pytest
 from click_runner import click_runner
 from serving import EXACT, running, until
@@ -78,17 +77,6 @@ def test_grammars_without_the_model_file(tiny_target_f32, tmp_path, capfd):
             assert got.status_code == 503, got.text
             assert got.json()["error"]["code"] == "no_grammars"
     assert "grammars cannot be read" in capfd.readouterr().err
-
-
-def test_a_server_that_stops_says_so(batch):
-    with running(batch, grace=3.0) as server:
-        server.service.turns.running += 1  # a text that takes its time
-        server.server.should_exit = True
-        until(lambda: server.service.turns.is_closed)
-        health = httpx.get(f"{server.url}/health")
-        assert (health.status_code, health.json()["status"]) == (503, "stopping")
-        assert httpx.post(f"{server.url}{TEXT}", json={"prompt": "x"}).status_code == 503
-        server.service.turns.running -= 1
 
 
 def test_a_connection_without_a_request_ends(batch):
