@@ -31,7 +31,7 @@ TINY = Path(__file__).resolve().parents[1] / "models" / "tiny"
 
 _NEEDS_0_3_36 = (
     "dflash|dspark|files_that_would_end_the_process|attention_that_is_causal|a_narrow_window"  # heads that 0.3.35
-    "|a_file_is_the_drafter_that_its_header_says"  # reads differently
+    # reads differently
     "|every_kind_of_model|test_experts|test_sliding_window"  # the vocabulary and an architecture of made models
     "|version_of_the_protocol"  # of RPC
 )

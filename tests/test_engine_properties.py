@@ -207,42 +207,35 @@ scripts = st.builds(
 windows = some_windows(8, 5)
 
 
+def require_oracle(script, gate, tau, window, k, n=25, kind=Oracle, **more):
+    expected = kind(script, tau, window, k, 4096, **more).run(n)
+    require_same(run_engine(script, gate, window, k, n), expected, n)
+
+
 @settings(max_examples=400, deadline=None)
 @given(scripts, st.sampled_from([0.0, 0.3, 1.0, 5.0]), windows, st.integers(0, 10))
 def test_commits_what_the_oracle_commits(script, tau, window, k):
-    n = 25
-    engine = run_engine(script, Margin(tau), window, k, n)
-    oracle = Oracle(script, tau, window, k, 4096).run(n)
-    require_same(engine, oracle, n)
+    require_oracle(script, Margin(tau), tau, window, k)
 
 
 @settings(max_examples=100, deadline=None)
 @given(scripts, st.sampled_from([0.3, 5.0]), windows, st.integers(0, 10), st.integers(0, 20))
 def test_the_first_tokens_exact(script, tau, window, k, n_exact):
-    n = 25
-    engine = run_engine(script, AllOf(Margin(tau), ExactFirst(n_exact)), window, k, n)
-    oracle = Oracle(script, tau, window, k, 4096, n_exact=n_exact).run(n)
-    require_same(engine, oracle, n)
+    require_oracle(script, AllOf(Margin(tau), ExactFirst(n_exact)), tau, window, k, n_exact=n_exact)
 
 
 @settings(max_examples=100, deadline=None)
 @given(scripts, st.sampled_from([0.3, 5.0]), windows, st.integers(0, 10), st.integers(1, 5))
 def test_no_loose_accept_repeats(script, tau, window, k, n_gram):
     """Through windows and rollbacks; what stands in the prompt may come again."""
-    n = 40
-    engine = run_engine(script, AllOf(Margin(tau), NoRepeat(n_gram)), window, k, n)
-    oracle = Oracle(script, tau, window, k, 4096, n_gram=n_gram).run(n)
-    require_same(engine, oracle, n)
+    require_oracle(script, AllOf(Margin(tau), NoRepeat(n_gram)), tau, window, k, 40, n_gram=n_gram)
 
 
 @settings(max_examples=100, deadline=None)
 @given(scripts, st.sampled_from([0.0, 0.3, 0.4, 1.0]), windows, st.integers(0, 10))
 def test_fuzzy_commits_what_the_oracle_commits(script, threshold, window, k):
     """The drafter's rows come with its tokens, through windows and rollbacks."""
-    n = 25
-    engine = run_engine(script, Fuzzy("tv", threshold), window, k, n)
-    oracle = FuzzyOracle(script, threshold, window, k, 4096).run(n)
-    require_same(engine, oracle, n)
+    require_oracle(script, Fuzzy("tv", threshold), threshold, window, k, kind=FuzzyOracle)
 
 
 @settings(max_examples=100, deadline=None)
@@ -528,21 +521,6 @@ def test_a_text_that_ends_with_an_open_window_rolls_back():
         assert engine.round() == 1 and engine.tokens() == [(1, 3)]
         assert engine.record(0).reason == "boundary"
         assert engine.record(0).rejected == (4, 5, EOG)
-
-
-@settings(max_examples=200, deadline=None)
-@given(scripts, st.sampled_from([0.3, 1.0, 5.0]), windows, st.integers(0, 10))
-def test_a_round_is_what_verify_makes_of_it(script, tau, window, k):
-    """Where windows do not outlive it."""
-    window, draft = replace(window, across_rounds=False), script.draft(PROMPT, k)
-    with ScriptedTarget(script.row, N_VOCAB) as target, Engine(target) as engine:
-        target.protect([PROTECTED], [EOG])
-        engine.configure(Margin(tau), window, [(CallbackDrafter(lambda h: draft), 10)])
-        engine.begin(PROMPT)
-        engine.round()
-        tokens = [token for _, token in engine.tokens()]
-    rows = np.array([script.row([*PROMPT, *draft[:i]]) for i in range(len(draft) + 1)])
-    assert verify(rows, draft, Margin(tau), window, {PROTECTED}, eog={EOG}).tokens == tokens
 
 
 class Chain:

@@ -80,17 +80,6 @@ def error_of(capsys, *arguments):
     return message
 
 
-def test_errors_in_the_text(capsys, tmp_path):
-    assert "cannot read" in error_of(capsys, "--corpus", tmp_path / "none.txt", "--out", tmp_path)
-    short = tmp_path / "short.txt"
-    short.write_text("One.\n\nTwo.", encoding="utf-8")
-    assert "holds 2 documents, but the recipe needs at least 200" in error_of(
-        capsys, "--corpus", short, "--out", tmp_path
-    )
-    short.write_bytes(b"caf\xe9")
-    assert "is not UTF-8 text (byte 3)" in error_of(capsys, "--corpus", short, "--out", tmp_path)
-
-
 def test_a_folder_that_does_not_fit_is_refused(tmp_path, text_file):
     read = corpus.read_corpus(text_file, None, None)
     folder = Folder(tmp_path / "out")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from gguf_write import write
 
 pytest.importorskip("gguf")
 
@@ -49,12 +50,8 @@ def test_an_mtp_block_without_a_graph_is_refused(tmp_path):
     writer = gguf.GGUFWriter(str(tmp_path / "glm5.gguf"), "glm5-next")
     writer.add_block_count(2)
     writer.add_uint32("glm5-next.nextn_predict_layers", 1)
-    for name in ("0.attn_norm", "1.nextn.eh_proj", "1.nextn.enorm", "1.nextn.hnorm"):
-        writer.add_tensor(f"blk.{name}.weight", np.ones(32, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    names = ("0.attn_norm", "1.nextn.eh_proj", "1.nextn.enorm", "1.nextn.hnorm")
+    write(writer, {f"blk.{name}.weight": np.ones(32, np.float32) for name in names})
     with pytest.raises(IncompatibleDraftError, match=r"cannot run the 1 NextN layer.*glm5-next"):
         FlyLlama(str(tmp_path / "glm5.gguf"), drafter=MTP(), n_ctx=N_CTX, **SETTINGS)
 

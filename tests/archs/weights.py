@@ -14,6 +14,7 @@ from pathlib import Path
 import gguf
 import llama_cpp
 import numpy as np
+from gguf_write import copy_field, write
 from llama_cpp._ggml import libggml
 
 HERE = Path(__file__).parent
@@ -118,19 +119,15 @@ def write_model(description, path, seed=1, left_out=()):
     for name, field in reader.fields.items():
         is_for_others = name.endswith(".max_alibi_bias") and architecture not in _READ_ALIBI
         if not name.startswith("GGUF.") and name != "general.architecture" and not is_for_others:
-            writer.add_key_value(
-                name, field.contents(), field.types[0], field.types[-1] if len(field.types) > 1 else None
-            )
+            copy_field(writer, name, field)
+    arrays = {}
     for name, array in with_nextn_tensors(reader.fields, tensors_of(description, seed), seed).items():
         if architecture in _UNSCALED and "attn_q_norm" in name:
             array *= 0.1
         # Scales belong to quantised weights.
         if not name.endswith("scale") and not any(text in name for text in left_out):
-            writer.add_tensor(name, array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+            arrays[name] = array
+    write(writer, arrays)
 
 
 if __name__ == "__main__":

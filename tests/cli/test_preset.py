@@ -130,17 +130,6 @@ def test_chat(run, preset):
     assert f"drafter: draft model {DRAFT.name} guesses" in result.err and "(the preset sets it)" in result.err
 
 
-def test_errors(run, tmp_path):
-    result = run("complete", "--preset", tmp_path / "none.json", "x")
-    assert result.code == 1 and "cannot be read" in result.err and len(result.err.splitlines()) == 1
-    (tmp_path / "p.json").write_text('{"format": 1, "gat": "exact"}')
-    result = run("chat", "--preset", tmp_path / "p.json")
-    assert result.code == 1 and "Did you mean 'gate'?" in result.err
-    (tmp_path / "p.json").write_text('{"format": 1, "model": "gone.gguf"}')
-    result = run("complete", "--preset", tmp_path / "p.json", "x")
-    assert result.code == 1 and "there is no model file" in result.err and "gone.gguf" in result.err
-
-
 DRAFTED = {"kind": "draft", "model_path": "draft.gguf"}
 
 

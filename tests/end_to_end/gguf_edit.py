@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf_write import write
 
 
 def edit_gguf(source, destination, fields=None, tensors=None):
@@ -38,12 +39,7 @@ def edit_gguf(source, destination, fields=None, tensors=None):
     arrays = {entry.name: entry.data.copy() for entry in reader.tensors}
     if tensors is not None:
         tensors(arrays)
-    for name, array in arrays.items():
-        writer.add_tensor(name, array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write(writer, arrays)
     return Path(destination)
 
 
@@ -124,12 +120,10 @@ def write_adapter(path, model, names, *, rank, seed, strength):
     writer.add_string("adapter.type", "lora")
     writer.add_float32("adapter.lora.alpha", float(rank))
     rng = np.random.default_rng(seed)
+    arrays = {}
     for name in names:
         n_in, n_out = shapes[f"{name}.weight"]
         for part, shape in (("a", (rank, n_in)), ("b", (n_out, rank))):
-            writer.add_tensor(f"{name}.weight.lora_{part}", rng.normal(scale=strength, size=shape).astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+            arrays[f"{name}.weight.lora_{part}"] = rng.normal(scale=strength, size=shape).astype(np.float32)
+    write(writer, arrays)
     return str(path)

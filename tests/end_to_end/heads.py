@@ -11,6 +11,7 @@ from pathlib import Path
 import llama_cpp
 import numpy as np
 import pytest
+from gguf_write import copy_field, write
 
 TESTS = Path(__file__).parents[1]
 TINY = TESTS.parent / "models" / "tiny"
@@ -103,8 +104,7 @@ def chained_model(destination, n_heads=2):
     writer = gguf.GGUFWriter(str(destination), "hy_v3")
     for name, entry in gguf.GGUFReader(LLAMA).fields.items():
         if name.startswith("tokenizer."):
-            kind = entry.types[-1] if len(entry.types) > 1 else None
-            writer.add_key_value(name, entry.contents(), entry.types[0], kind)
+            copy_field(writer, name, entry)
     for name, value in {
         "context_length": 1024, "embedding_length": n_embd, "block_count": n_trunk + n_heads,
         "feed_forward_length": n_ff, "attention.head_count": n_head, "nextn_predict_layers": n_heads,
@@ -113,12 +113,14 @@ def chained_model(destination, n_heads=2):
         writer.add_uint32(f"hy_v3.{name}", value)
     writer.add_float32("hy_v3.attention.layer_norm_rms_epsilon", 1e-5)
 
+    arrays = {}
+
     def random(name, *shape, scale=0.3):
         values = rng.normal(size=shape) * scale / np.sqrt(shape[-1])
-        writer.add_tensor(f"{name}.weight", values.astype(np.float32))
+        arrays[f"{name}.weight"] = values.astype(np.float32)
 
     def ones(name, n=n_embd):
-        writer.add_tensor(f"{name}.weight", np.ones(n, dtype=np.float32))
+        arrays[f"{name}.weight"] = np.ones(n, dtype=np.float32)
 
     random("token_embd", N_VOCAB, n_embd, scale=8.0)
     random("output", N_VOCAB, n_embd, scale=8.0)
@@ -135,13 +137,10 @@ def chained_model(destination, n_heads=2):
         random(f"blk.{i}.ffn_down", n_embd, n_ff)
         if i >= n_trunk:
             both = np.concatenate([np.eye(n_embd), 0.2 * rng.normal(size=(n_embd, n_embd)) / 8], axis=1)
-            writer.add_tensor(f"blk.{i}.nextn.eh_proj.weight", both.astype(np.float32))
+            arrays[f"blk.{i}.nextn.eh_proj.weight"] = both.astype(np.float32)
             for name in ("nextn.enorm", "nextn.hnorm"):
                 ones(f"blk.{i}.{name}")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write(writer, arrays)
     return Path(destination)
 
 

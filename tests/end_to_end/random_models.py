@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from gguf_write import copy_field, write
 from heads import LLAMA, N_VOCAB
 
 N, N_FF = 64, 96  # width of the model, and of its feed-forward layers
@@ -83,20 +84,17 @@ def _write(destination, architecture, fields, layers, tensors):
     writer = gguf.GGUFWriter(str(destination), architecture)
     for name, entry in gguf.GGUFReader(LLAMA).fields.items():
         if name.startswith("tokenizer."):
-            kind = entry.types[-1] if len(entry.types) > 1 else None
-            writer.add_key_value(name, entry.contents(), entry.types[0], kind)
+            copy_field(writer, name, entry)
     sizes = {"context_length": 1024, "embedding_length": N, "block_count": len(layers), "feed_forward_length": N_FF}
     for name, value in (sizes | fields).items():
         (writer.add_array if isinstance(value, list) else writer.add_uint32)(f"{architecture}.{name}", value)
     writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", 1e-5)
     shapes = {"token_embd": (N_VOCAB, N), **tensors}
     shapes |= {f"blk.{i}.{name}": shape for i, layer in enumerate(layers) for name, shape in layer.items()}
+    arrays = {}
     for name, shape in shapes.items():
         values = np.ones(shape) if "norm" in name else rng.normal(size=shape) / np.sqrt(shape[-1])
         whole = name[:-1] if name.endswith(".") else name if name.endswith(".bias") else f"{name}.weight"
-        writer.add_tensor(whole, values.astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+        arrays[whole] = values.astype(np.float32)
+    write(writer, arrays)
     return str(destination)

@@ -470,20 +470,6 @@ def heads(tiny):
     return ["-m", str(hybrid), *rest], ["-m", str(tiny[0]), "--drafter", f"eagle3:{head}", *rest]
 
 
-def test_shipped_presets_are_settings_of_measuring_commands(run, data, tmp_path):
-    gate = str(load_preset("fast").decoding.gate)
-    short = ["--preset", "fast", "--max-tokens", 8]
-    for command, arguments in (
-        (bench, ["--limit", 1]),
-        (evaluate, ["gsm8k", "--data", data / "gsm8k_sample.jsonl", "--limit", 2, "-o", tmp_path / "runs"]),
-        (explain, ["How many?", "-o", tmp_path / "e.html"]),
-    ):
-        result = run(command, *arguments, *short)
-        assert result.exit_code == 0, result.output
-        shown = (tmp_path / "e.html").read_text() if command is explain else result.output
-        assert gate in shown, command
-
-
 @pytest.mark.parametrize(
     ("fields", "draft", "is_plain"),
     [

@@ -62,12 +62,6 @@ def test_exact_answers_that_differ_from_plain_ones_are_explained():
     assert not any("differ in" in note for note in report.notes(report.summarise(lines(), SETTINGS, 20)))
 
 
-def test_halves_hold_everything():
-    head, body = report.cells(report.summarise(lines(), SETTINGS, 20))
-    (quality, _), (speed, _) = report.halves(head, body)
-    assert quality[0] == speed[0] == "setting" and sorted({*quality, *speed}) == sorted(head)
-
-
 def test_without_plain_nothing_is_compared_with_it():
     some = [row for row in lines() if row["setting"] != "plain"]
     head, body = report.cells(report.summarise(some, SETTINGS[1:], 20))

@@ -76,16 +76,6 @@ def test_rules_are_settings_or_presets():
     assert str(study.read_rule("plain", 8)) == "plain"
 
 
-def test_lists_of_rules_are_settings():
-    assert study.read_rules(["fast", "window"]) == ["fast", *study.RULE_LISTS["window"]]
-    table = [str(study.read_rule(rule, 8)) for rule in study.RULE_LISTS["table-4"]]
-    assert str(study.read_rule("paper", 8)) in table and len(set(table)) == len(table) == 10
-    assert "entropy:0.3 agree:0 k=15" in table and "entropy:0.3 agree:3 tail=4 k=15" in table
-    for name in ("window", "kl-judge", "sampling"):
-        found = [study.read_rule(rule, 15) for rule in study.RULE_LISTS[name]]
-        assert len(set(map(str, found))) == len(found) and all(one.draft_max == 15 for one in found)
-
-
 def test_seeds_of_an_item_count_together(tmp_path):
     for seed in (0, 1):
         chunk = tmp_path / str(seed) / "gsm8k-0000-0001"
