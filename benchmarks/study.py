@@ -48,7 +48,7 @@ from common import markdown, print_machine
 
 from pyfly_cpp.decoding import PLAIN, Decoding
 from pyfly_cpp.decoding.presets import SHIPPED, load_preset
-from pyfly_cpp.decoding.resolve import resolve
+from pyfly_cpp.decoding.resolve import resolve, resolve_setting
 from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.machine.conditions import CONDITIONS, describe_machine, describe_model
 from pyfly_cpp.machine.rows import DataError, Row, Where, read_lines_so_far
@@ -217,7 +217,7 @@ def chunks(items: Mapping[str, Sequence[Item]], size: int) -> Iterator[tuple[str
 def read_rule(text: str, k: int | None) -> Decoding:
     """A rule as a setting; k: tokens per step where the rule does not say, None: governed. Raises ValueError."""
     if text in SHIPPED or text.endswith(".json"):
-        setting = replace(load_preset(text).setting(), adaptive=None)
+        setting = replace(resolve_setting(load_preset(text)), adaptive=None)
     else:
         setting = Decoding.parse(text)
     if setting.is_plain:

@@ -1,5 +1,5 @@
 """What drafts for a model: every combination of word, preset, draft, own head, files here, demo model and GPU, and what
-is left of it for how somebody decodes."""
+is left of it for how somebody decodes. And how it decodes: every combination of preset, drafter and options."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from pyfly_cpp import MTP, CrossVocabulary, DraftModel, Eagle3, PromptLookup
 from pyfly_cpp.decoding import EXACT, Decoding
 from pyfly_cpp.decoding import resolve as resolving
 from pyfly_cpp.decoding.companions import Companion
-from pyfly_cpp.decoding.resolve import AUTO, Resolved, resolve
+from pyfly_cpp.decoding.gates import parse_gate
+from pyfly_cpp.decoding.presets import Preset
+from pyfly_cpp.decoding.resolve import AUTO, Resolved, resolve, resolve_setting
+from pyfly_cpp.decoding.windows import parse_window
 from pyfly_cpp.errors import IncompatibleDraftError
 
 TINY = Path(__file__).parents[1] / "models" / "tiny"
@@ -185,3 +188,70 @@ def test_words_of_settings(machine):
     assert both.of(Decoding(drafter=Eagle3(HEAD))).drafters == (Eagle3(HEAD),)
     with pytest.raises(ValueError, match="the setting 'exact eagle3' needs an EAGLE-3 head; write eagle3:FILE"):
         found.of(Decoding.parse("exact eagle3"))
+
+
+# ---- How to decode ---------------------------------------------------------------------------------------------------
+
+SAID = {
+    "preset_gate": ("margin:0.3", "stochastic"),
+    "preset_window": (None, "agree:3"),
+    "preset_drafts": ("auto", "lookup", "none"),
+    "word": (AUTO, "lookup", "none"),
+    "draft": (None, "D"),
+    "gate": (None, "exact", "stochastic", "entropy:0.3"),
+    "words": (None, "tail=2", "agree:5"),
+    "draft_max": (None, 0, 4),
+    "adaptive": (None, True),
+}
+"""A preset with `draft_max` 7, and what is said besides."""
+
+FIELDS = {
+    "gate": [*(({"gate": gate}, gate) for gate in SAID["gate"][1:]), *(({"preset_gate": gate}, gate)
+             for gate in SAID["preset_gate"])],
+    "window": [
+        ({"gate": "stochastic", "words": None}, None),
+        ({"gate": None, "preset_gate": "stochastic", "words": None}, None),
+        ({"words": None, "preset_window": None}, None),
+        ({"words": None}, "agree:3"),
+        ({"words": "agree:5"}, "agree:5"),  # all of the window's own words
+        ({"preset_window": "agree:3", "preset_gate": "margin:0.3"}, "agree:3 tail=2"),
+        ({"gate": None}, "reconverge:6 tail=2"),  # the gate's own, changed
+        ({}, "agree:6 tail=2"),
+    ],
+    "draft_max": [({"draft_max": 0}, 0), ({"draft_max": 4}, 4), ({"preset_drafts": "none"}, None), ({}, 7)],
+    "drafter": [({"word": "none"}, "none"), ({"preset_drafts": "none", "word": AUTO, "draft": None}, "none"),
+                ({}, None)],
+    "adaptive": [({"adaptive": True}, True), ({"preset_drafts": "auto"}, True), ({}, False)],
+}  # fmt: skip
+"""For each field of the setting its sources: the first row that fits a combination has its value."""
+
+
+def test_the_precedence_of_what_is_said_and_a_preset():
+    used = set()
+    for values in itertools.product(*SAID.values()):
+        case = dict(zip(SAID, values))
+        draws = "stochastic" in (case["gate"], case["gate"] or case["preset_gate"])
+        if case["preset_gate"] == "stochastic" and case["preset_window"]:
+            continue  # no preset is so: the gate has no use for a window
+        preset = Preset(Decoding(case["preset_gate"], case["preset_window"], 7, case["preset_drafts"]))
+        said = {"gate": case["gate"], "draft_max": case["draft_max"], "adaptive": case["adaptive"]}
+        asked = preset, case["word"], case["draft"], case["words"]
+        if draws and case["words"]:
+            with pytest.raises(ValueError, match="window"):
+                resolve_setting(*asked, **said)
+            continue
+        found = vars(resolve_setting(*asked, **said))
+        for name, rows in FIELDS.items():
+            row = next(i for i, (when, _) in enumerate(rows) if when.items() <= case.items())
+            used.add((name, row))
+            value = rows[row][1]
+            read = {"gate": parse_gate, "window": parse_window}.get(name)
+            assert found[name] == (read(value) if read and value else value), (name, case)
+    assert used == {(name, i) for name, rows in FIELDS.items() for i in range(len(rows))}
+
+
+def test_a_setting_without_a_preset():
+    assert resolve_setting() == Decoding() and resolve_setting(drafter="none") == Decoding(drafter="none")
+    assert resolve_setting(gate="margin:0.3", window_words="4").window == parse_window("reconverge:4")
+    with pytest.raises(ValueError, match="draft_max"):
+        resolve_setting(draft_max=-1)

@@ -64,7 +64,7 @@ def command(models: Models, max_tokens: int) -> None:
     """Answer one edit prompt without drafts, then with drafts (losslessly, or by --preset), and compare. Both are
     repeated in turns, up to three times within 45 seconds."""
     look_at_machine()
-    as_set = models.setting.but(adaptive=True)
+    as_set = models.setting(adaptive=True)
     llm = models.load(FlyLlama, drafter=models.resolved().of(as_set))
     try:
         drafter = llm.resolved

@@ -29,7 +29,7 @@ from pyfly_cpp.decoding.drafters import (
     options_of,
 )
 from pyfly_cpp.decoding.presets import SHIPPED, Preset, load_preset
-from pyfly_cpp.decoding.resolve import AUTO, Resolved, drafter_of_file, resolve
+from pyfly_cpp.decoding.resolve import AUTO, Resolved, drafter_of_file, resolve, resolve_setting
 from pyfly_cpp.errors import ArgumentError, PyflyError
 from pyfly_cpp.llama.fly_llama import FlyLlama
 from pyfly_cpp.machine import kernels
@@ -114,12 +114,10 @@ class Models:
     arguments: Mapping[str, Any]
     """The arguments of `FlyLlama` that were set; caches have the names of their types."""
 
-    @property
-    def setting(self) -> Decoding:
-        """How to decode by the preset, whatever drafts; with the drafter `"none"` if nothing does."""
-        is_drafted = self.draft is not None or self.drafter != AUTO
-        said = Decoding() if self.preset is None else self.preset.setting(is_drafted)
-        return replace(said, drafter="none") if self.drafter == "none" else said
+    def setting(self, **said: Any) -> Decoding:
+        """How to decode by the preset and by what is said (arguments of `resolve_setting`, which it may raise errors
+        of); with the drafter `"none"` if nothing drafts."""
+        return resolve_setting(self.preset, self.drafter, self.draft, **said)
 
     def resolved(self, settings: Sequence[Decoding] = ()) -> Resolved:
         """What drafts, as `choose_drafters`; also raises UsageError if neither that nor the drafters of these settings

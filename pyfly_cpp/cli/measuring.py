@@ -80,7 +80,7 @@ def _listed(value: Any) -> Any:
 
 def preset_settings(models: Models) -> tuple[Decoding, ...]:
     """The setting of the preset, if there is one; without the governor, as all that do not ask for it."""
-    return () if models.preset is None else (replace(models.setting, adaptive=None).canonical(),)
+    return () if models.preset is None else (replace(models.setting(), adaptive=None).canonical(),)
 
 
 def choose_settings(

@@ -82,9 +82,9 @@ class Options:
     def decoding(self) -> Decoding:
         """The setting of the options; the preset has the rest. Raises ValueError: gate and window do not go
         together."""
-        own = self.models.setting
-        said = own.but(gate=self.gate, draft_max=self.draft_max, adaptive=self.adaptive)
-        return said if self.window is None else said.but(window=said.effective_window.but_written(self.window))
+        return self.models.setting(
+            window_words=self.window, gate=self.gate, draft_max=self.draft_max, adaptive=self.adaptive
+        )
 
     def load(self, kind: Callable[..., T], *first: Any, **arguments: Any) -> T:
         """Loads the model as a `FlyLlama` or `FlyBatch`, with what drafts for it.
@@ -132,7 +132,7 @@ class Options:
     def saved(self) -> dict[str, Any]:
         """Gate, window and sampling, fit for JSON."""
         decoding = self.decoding
-        words = [str(part) for part in (self.models.setting.window, self.window) if part is not None]
+        words = [str(part) for part in (self.models.setting().window, self.window) if part is not None]
         window = None if decoding.window is None else " ".join(words)
         return {"gate": str(decoding.gate), "window": window, "is_free": self.is_free, **self.sampling}
 

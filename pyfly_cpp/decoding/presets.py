@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -68,18 +68,10 @@ class Preset:
         """Those that it names."""
         return () if self.leaves_drafter else require_drafters(self.decoding.drafter)
 
-    def setting(self, is_drafted: bool = False) -> Decoding:
-        """How to decode, whatever drafts: with the drafter `"none"` if the preset names no drafter and nobody else
-        does (`is_drafted`), else with None. A drafter is without the governor, as it was measured."""
-        said = Decoding(adaptive=self.leaves_drafter).but(**vars(self.decoding))
-        if said.drafter != "none":
-            return replace(said, drafter=None)
-        return replace(said, draft_max=None, drafter=None if is_drafted else "none")
-
     def arguments(self) -> dict[str, Any]:
-        """Arguments of `FlyLlama`; `model_path` is among them if the preset names a model, `n_gpu_layers` if the claim
-        names the number it was measured with."""
-        out = {**vars(self.setting()), "drafter": "auto" if self.leaves_drafter else as_given(self.drafters)}
+        """Arguments of `FlyLlama` that load what it names: `drafter`; `model_path` if it names a model; `n_gpu_layers`
+        if the claim names the number it was measured with. (How to decode is `resolve_setting`.)"""
+        out: dict[str, Any] = {"drafter": "auto" if self.leaves_drafter else as_given(self.drafters)}
         if self.model is not None:
             out["model_path"] = self.model
         models = self.claim.get("models")

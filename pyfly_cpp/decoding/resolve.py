@@ -1,7 +1,9 @@
-"""The choice of drafters for a model, with its reason: the only one, for Python, every command and the server.
+"""Where defaults are chosen: the drafters for a model, with the reason, and how to decode with them. The only place,
+for Python, every command and the server.
 
-`resolve` has the order of precedence. Its result, a `Resolved`, also has the drafters behind the words of settings
-(`of`), those that a way of decoding can use (`kept`), and the length of each draft (`lengths`).
+`resolve` has the order of precedence of drafters. Its result, a `Resolved`, also has the drafters behind the words of
+settings (`of`), those that a way of decoding can use (`kept`), and the length of each draft (`lengths`).
+`resolve_setting` has the order of precedence of gate, window, draft length and governor.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from pyfly_cpp.decoding.drafters import (
     require_drafters,
     require_word,
 )
+from pyfly_cpp.decoding.presets import Preset
 from pyfly_cpp.decoding.setting import Decoding
 from pyfly_cpp.errors import ArgumentError
 from pyfly_cpp.machine import log
@@ -272,6 +275,54 @@ def _given(model: str | os.PathLike[str], draft: Any, options: Mapping[str, Any]
     if isinstance(draft, (str, os.PathLike)):
         return (_made(type(drafter_of_file(model, draft)), draft, options),)
     return (draft,)
+
+
+# ---- How to decode ---------------------------------------------------------------------------------------------------
+
+
+def resolve_setting(
+    preset: Preset | None = None,
+    drafter: object = AUTO,
+    draft: object = None,
+    window_words: str | None = None,
+    **said: Any,
+) -> Decoding:
+    """Chooses how to decode, whatever drafts. The order of precedence, for each field:
+
+    1. what is said, by options or arguments; of the window, the words change that of 2 or 3 (the gate's own);
+    2. the preset; not its window if the gate that is said has no use for one;
+    3. the default of `Decoding`.
+
+    A preset that names drafters is without the governor unless it says otherwise, as it was measured.
+
+    Args:
+        drafter, draft: As of `resolve`.
+        window_words: As of `Window.but_written`.
+        **said: Fields of `Decoding` except for the drafter; None: not said.
+
+    Returns:
+        With the drafter `"none"` if `drafter` is none, or if the preset names none and nobody else names one; else
+        None: `resolve` chooses it. A preset without a drafter sets no draft length.
+
+    Raises:
+        ValueError: a field is out of range, or gate and window do not go together.
+    """
+    setting = Decoding()
+    if preset is not None:
+        own = preset.decoding
+        is_plain = own.drafter == "none"
+        setting = replace(
+            own,
+            draft_max=None if is_plain else own.draft_max,
+            drafter="none" if is_plain and draft is None and drafter == AUTO else None,
+            adaptive=preset.leaves_drafter if own.adaptive is None else own.adaptive,
+        )
+    if drafter == "none":
+        setting = replace(setting, drafter="none")
+    setting = setting.but(**said)
+    if window_words is None:
+        return setting
+    return setting.but(window=setting.effective_window.but_written(window_words))
 
 
 # ---- Files -----------------------------------------------------------------------------------------------------------

@@ -35,8 +35,8 @@ class Decoding:
 
     There are three ways to write one. `parse(str(d)) == d.canonical()`, if the drafter is None or a word;
     `from_dict(d.to_dict()) == d`.
-    `d.but(...)` resolves: arguments override the fields of `d`, so that
-    `Decoding().but(**preset).but(**options).but(**request)` is the whole order of precedence.
+    `d.but(...)` is `d` with what a stronger side says: a request over the model's default, which is that of the options
+    over the preset (`resolve.resolve_setting`).
 
     Raises:
         ValueError: a field is out of range, or of another type, or the gate has no use for a window.

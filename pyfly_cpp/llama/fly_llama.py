@@ -21,6 +21,9 @@ from typing import Any
 import llama_cpp
 from llama_cpp.llama import LlamaState
 
+from pyfly_cpp.decoding import OF_REQUEST
+from pyfly_cpp.decoding.presets import load_preset
+from pyfly_cpp.decoding.resolve import resolve_setting
 from pyfly_cpp.engine.adapters import Applied, applied
 from pyfly_cpp.engine.kv_key import difference, kv_key
 from pyfly_cpp.engine.output import Piece
@@ -73,11 +76,9 @@ class FlyLlama(CompletingLlama):
         Raises:
             ValueError: the preset cannot be read, or neither names a model.
         """
-        from pyfly_cpp.decoding.presets import load_preset
-
         preset = load_preset(path)
-        window = preset.setting().but(gate=overrides.get("gate"), window=overrides.get("window")).window
-        arguments = {**preset.arguments(), "window": window, **overrides}
+        said = {name: overrides.get(name) for name in (*OF_REQUEST, "adaptive")}
+        arguments = {**vars(resolve_setting(preset, **said)), **preset.arguments(), **overrides}
         if arguments.get("model_path") is None:
             raise ValueError(f"the preset {os.fspath(path)} names no model; give model_path=.")
         return cls(**arguments)

@@ -10,7 +10,7 @@ import pytest
 from pyfly_cpp import MTP, CrossVocabulary, DraftModel, Eagle3, FlyLlama, Margin, PromptLookup, Window
 from pyfly_cpp.decoding import Decoding, presets
 from pyfly_cpp.decoding.presets import SHIPPED, Preset, PresetError, load_preset, save_preset
-from pyfly_cpp.decoding.resolve import Resolved
+from pyfly_cpp.decoding.resolve import Resolved, resolve_setting
 
 from .conftest import DRAFT, HYBRID, TARGET
 
@@ -201,7 +201,7 @@ def test_a_shipped_preset_leaves_models_and_drafter_alone(run):
 
 
 def test_the_papers_preset_is_that_of_its_code(run):
-    got = load_preset("paper").setting()
+    got = resolve_setting(load_preset("paper"))
     assert str(got) == "entropy:0.3 agree:5 tail=6 k=15 no-adaptive"
     got = settings(run, "--preset", "paper", "-m", TARGET, "-d", DRAFT)["settings"]
     assert (got["gate"], got["draft_max"], got["adaptive"]) == ("entropy:0.3", 15, False)

@@ -14,6 +14,7 @@ import numpy as np
 from pyfly_cpp import CrossVocabulary, Decoding, DraftModel, Eagle3, FlyLlama, PromptLookup, PyflyError, Window
 from pyfly_cpp.decoding.gates import parse_gate
 from pyfly_cpp.decoding.presets import SHIPPED, load_preset
+from pyfly_cpp.decoding.resolve import resolve_setting
 
 GATES = ("exact", "margin:0.3", "margin:1", "entropy:0.3", "stochastic", "exact-first", "all(margin:0.5,no-repeat:8)")
 WINDOWS = (None, Window(4), Window(4, "reconverge", 1), Window(2, "reconverge", across_rounds=False))
@@ -53,8 +54,8 @@ class Orders:
             if kind == 0:
                 llm.drafter = None if rng.random() < 0.3 else self.drafters[int(rng.integers(len(self.drafters)))]
             elif kind == 1:
-                setting = load_preset(list(SHIPPED)[int(rng.integers(len(SHIPPED)))]).setting(bool(rng.integers(2)))
-                llm.decoding = setting
+                preset = load_preset(list(SHIPPED)[int(rng.integers(len(SHIPPED)))])
+                llm.decoding = resolve_setting(preset, ("auto", "lookup")[int(rng.integers(2))])
             elif kind == 2:
                 llm.gate = parse_gate(GATES[int(rng.integers(len(GATES)))])
             elif kind == 3:

@@ -2,9 +2,9 @@
 
 The classes here hold configuration (frozen dataclasses) and know how they are written, which options of the command
 line set their fields, and how they open (the name of their constructor in pyfly.h); the work is done in
-`csrc/drafters/` and `csrc/llama/drafters/`. `DRAFTERS`, at the end, is the table that settings, presets, the command line and FlyLlama read: a new
-drafter is a dataclass in a file of its own, and a place there. A `FlyLlama` also takes any LlamaDraftModel of
-llama_cpp, that is, a callable from token ids to token ids.
+`csrc/drafters/` and `csrc/llama/drafters/`. `DRAFTERS`, at the end, is the table that settings, presets, the command
+line and FlyLlama read: a new drafter is a dataclass in a file of its own, and a place there. A `FlyLlama` also takes
+any LlamaDraftModel of llama_cpp, that is, a callable from token ids to token ids.
 """
 
 from __future__ import annotations
