@@ -97,6 +97,9 @@ def counted(n: int, one: str, many: str = "") -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """` Did you mean 'this'?`, the end of a message about a name that is not known; empty if none is near."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    """` Did you mean 'this'?`, the end of a message about a name that is not known; empty if none is near. The nearest
+    are names of the same letters."""
+    names = list(known)
+    turned = [one for one in names if sorted(one) == sorted(name)]
+    near = turned or difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
     return f" Did you mean {near[0]!r}?" if near else ""

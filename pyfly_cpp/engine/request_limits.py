@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 import numbers
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pyfly_cpp.errors import ArgumentError
+from pyfly_cpp.errors import ArgumentError, did_you_mean
 from pyfly_cpp.ranges import is_integer
-
-
-def hint(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
-    """A question after the one of these names that was probably meant; empty if none is near."""
-    names = list(names)
-    turned = [one for one in names if sorted(one) == sorted(name)]
-    near = turned or difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
-    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def require_names(function: str, signature: inspect.Signature, given: Iterable[str]) -> None:
     """Raises TypeError unless a function has arguments of all these names."""
     unknown = next((name for name in given if name not in signature.parameters), None)
     if unknown is not None:
-        raise TypeError(f"{function} has no argument {unknown!r}.{hint(unknown, signature.parameters)}")
+        raise TypeError(f"{function} has no argument {unknown!r}.{did_you_mean(unknown, signature.parameters)}")
 
 
 _NUMBERS = ("top_p", "min_p", "typical_p", "tfs_z", "repeat_penalty", "frequency_penalty", "presence_penalty",

@@ -10,8 +10,7 @@ import llama_cpp
 
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.decoding.drafters.drafter import field_names
-from pyfly_cpp.engine.request_limits import hint
-from pyfly_cpp.errors import ArgumentError
+from pyfly_cpp.errors import ArgumentError, did_you_mean
 from pyfly_cpp.machine.cache_types import require_cache_types
 from pyfly_cpp.ranges import require_integer
 
@@ -31,7 +30,7 @@ def require_base_arguments(arguments: dict[str, Any], own: Iterable[str], who: s
     unknown = [name for name in arguments if name not in BASE_DEFAULTS]
     if unknown:
         names = [*BASE_DEFAULTS, *(name for name in own if name not in ("self", "kwargs"))]
-        raise ValueError(f"{who} has no argument {unknown[0]!r}.{hint(unknown[0], names)}")
+        raise ValueError(f"{who} has no argument {unknown[0]!r}.{did_you_mean(unknown[0], names)}")
     for name, least in (("n_ctx", 0), ("n_batch", 1), ("n_ubatch", 0)):
         require_integer(name, arguments.get(name, least), least)
     require_cache_types(arguments.get("type_k"), arguments.get("type_v"), arguments.get("flash_attn"))
@@ -50,7 +49,7 @@ def require_attribute(kind: type, name: str, is_loaded: bool) -> None:
     if name.startswith("_") or name in _SETTINGS or hasattr(kind, name):
         return
     is_ours = is_loaded and kind.__module__.startswith("pyfly_cpp.")
-    near = hint(name, _SETTINGS, 0.6 if is_ours else 0.8)
+    near = did_you_mean(name, _SETTINGS, 0.6 if is_ours else 0.8)
     if near or is_ours:
         raise ValueError(
             f"a {kind.__name__} has no setting {name!r}.{near or ' Attributes of your own need a subclass.'}"
