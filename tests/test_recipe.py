@@ -7,11 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 from recipe import cli, corpus, shapes, windows
 from recipe.errors import RecipeError
 from recipe.folder import FILES, PARTS, Folder
+
+from pyfly_cpp.heads import export
 
 TESTS = Path(__file__).parent
 TINY = TESTS.parent / "models" / "tiny"
@@ -112,7 +115,6 @@ def test_it_starts_by_its_path(tmp_path):
 
 
 def test_the_turned_rows_give_the_same_attention():
-    export = recipe_export()
     n_heads, head_dim, n_in, n_rows = 2, 8, 6, 5
     rng = np.random.default_rng(0)
     q, k = rng.normal(size=(2, n_heads * head_dim, n_in))
@@ -142,7 +144,6 @@ def test_the_turned_rows_give_the_same_attention():
     ],
 )
 def test_metadata_are_those_of_the_files_in_models_tiny(part, architecture, shape):
-    gguf = pytest.importorskip("gguf")
     path = TINY / FILES[part]
     if not path.exists():
         pytest.skip(f"models/tiny/{path.name} is not in this checkout")
@@ -152,19 +153,11 @@ def test_metadata_are_those_of_the_files_in_models_tiny(part, architecture, shap
     assert found == expected
 
 
-def recipe_export():
-    pytest.importorskip("gguf")
-    from pyfly_cpp.heads import export
-
-    return export
-
-
 # ---- With PyTorch ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def torch():
-    pytest.importorskip("gguf")
     pytest.importorskip("tokenizers")
     return pytest.importorskip("torch")
 
@@ -216,7 +209,6 @@ def test_the_export_of_random_weights_agrees_with_pytorch(rough, text_file, tmp_
     [("target", True, "logits differ"), ("target,eagle3", False, "drafts are PyTorch's")],
 )
 def test_a_wrong_export_is_found(rough, text_file, tmp_path, capsys, monkeypatch, part, unturned, failed):
-    export = recipe_export()
     turn = export.adjacent_pairs
     monkeypatch.setattr(export, "adjacent_pairs", lambda m, n: m if unturned or m.shape[1] == 128 else turn(m, n))
     assert cli.main(["--corpus", str(text_file), "--out", str(tmp_path), "--only", part]) == 1

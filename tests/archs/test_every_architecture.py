@@ -12,9 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("gguf")
-
 from exceptions import expected_of
 from generator import Missing, descriptions
 from sweep import outcomes

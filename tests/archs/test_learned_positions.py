@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
-pytest.importorskip("gguf")
-
 from described import LEARNED, N_CTX, POPULAR, make
 
 from pyfly_cpp import ContextFullError, DraftModel, FlyBatch, FlyLlama

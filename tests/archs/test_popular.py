@@ -4,9 +4,6 @@ evaluation chooses, whatever is drafted and rejected, alone and together. `-m ar
 from __future__ import annotations
 
 import pytest
-
-pytest.importorskip("gguf")
-
 from described import POPULAR, make
 from trials import TRIALS, World, tolerance
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+import gguf
 import numpy as np
 import pytest
-from gguf_write import write
-
-pytest.importorskip("gguf")
-
-import gguf
 from described import HEADS, N_CTX, POPULAR, make
+from gguf_write import write
 
 from pyfly_cpp import MTP, DraftModel, FlyBatch, FlyLlama
 from pyfly_cpp.errors import IncompatibleDraftError

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import gguf
 import numpy as np
-import pytest
 from gguf_write import write
 
 
 def edit_gguf(source, destination, fields=None, tensors=None):
     """Writes a copy. `fields`: value by name, replaced or added (bool, int, float, str, or a list of one), or None to
     leave it out; `tensors(arrays)`: changes a dict of arrays by name. Returns the destination as a Path."""
-    gguf = pytest.importorskip("gguf")
     kinds = {
         bool: gguf.GGUFValueType.BOOL,
         int: gguf.GGUFValueType.UINT32,
@@ -60,7 +59,6 @@ def with_nan(arrays):
 
 def as_architecture(source, architecture):
     """For `fields`: the source's own hyperparameters under the name of another architecture."""
-    gguf = pytest.importorskip("gguf")
     fields = gguf.GGUFReader(source).fields
     prefix = fields["general.architecture"].contents() + "."
     return {"general.architecture": architecture} | {
@@ -72,7 +70,6 @@ def as_architecture(source, architecture):
 
 def without_vocabulary(source):
     """For `fields`: no tokens, only their number."""
-    gguf = pytest.importorskip("gguf")
     fields = gguf.GGUFReader(source).fields
     names = [name for name in fields if name.startswith("tokenizer.")]
     architecture = fields["general.architecture"].contents()
@@ -82,7 +79,6 @@ def without_vocabulary(source):
 
 def with_padding(source, n, is_likely=False):
     """For `fields` and `tensors`: n more tokens at the end, never likely, or often the likeliest."""
-    gguf = pytest.importorskip("gguf")
     fields = gguf.GGUFReader(source).fields
     tokens, types = (fields[f"tokenizer.ggml.{name}"].contents() for name in ("tokens", "token_type"))
     unused = int(gguf.TokenType.UNUSED)
@@ -103,7 +99,6 @@ def with_padding(source, n, is_likely=False):
 
 def other_token(source, *texts):
     """For `fields`: a vocabulary in which the tokens from 700 on have these texts."""
-    gguf = pytest.importorskip("gguf")
     tokens = gguf.GGUFReader(source).fields["tokenizer.ggml.tokens"].contents()
     tokens[700 : 700 + len(texts)] = texts
     return {"tokenizer.ggml.tokens": tokens}
@@ -112,7 +107,6 @@ def other_token(source, *texts):
 def write_adapter(path, model, names, *, rank, seed, strength):
     """Writes a LoRA adapter of a model for these matrices, its scale 1: normal random numbers of this deviation.
     Returns the path as text."""
-    gguf = pytest.importorskip("gguf")
     reader = gguf.GGUFReader(model)
     shapes = {tensor.name: tensor.shape.tolist() for tensor in reader.tensors}
     writer = gguf.GGUFWriter(str(path), reader.fields["general.architecture"].contents())

@@ -6,11 +6,12 @@ import itertools
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import gguf
 import llama_cpp
 import numpy as np
-import pytest
 from gguf_write import copy_field, write
 
 TESTS = Path(__file__).parents[1]
@@ -21,6 +22,8 @@ EAGLE3 = TINY / "tiny-llama-eagle3-f16.gguf"
 DFLASH = TINY / "tiny-llama-dflash-f16.gguf"
 DSPARK = TINY / "tiny-llama-dspark-f16.gguf"
 DRAFT = TINY / "tiny-llama-draft-f16.gguf"
+PROMPT = "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May."
+SHORT = "Tom has 3 apples and 4 pears."
 SETTINGS = {"n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1, "flash_attn": True, "verbose": False}
 N_VOCAB = 1536
 TOLERANCE = {HYBRID: 4e-3, LLAMA: 1e-3}  # twice the noise between batched and single evaluation
@@ -61,6 +64,28 @@ def worst_gap(reference, prompt, tokens):
     return max(float(row.max() - row[token]) for row, token in zip(single_rows(reference, prompt, tokens), tokens))
 
 
+def answer(llm, prompt=PROMPT, n=40):
+    """The greedy choices of a completion."""
+    return llm(prompt, max_tokens=n, temperature=0)["choices"]
+
+
+def right_answers(path, options):
+    """What a plain `llama_cpp.Llama` answers, by prompt."""
+    base = llama_cpp.Llama(path, **options)
+    answers = {prompt: answer(base, prompt) for prompt in (PROMPT, SHORT)}
+    base.close()
+    return answers
+
+
+def at_once(work, arguments):
+    """Calls `work` with each argument, all at once, in threads; returns when all are done."""
+    threads = [threading.Thread(target=work, args=(one,)) for one in arguments]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def take(stream, n):
     out = list(itertools.islice(stream, n))
     stream.close()
@@ -98,7 +123,6 @@ def second_choice(reference, every):
 def chained_model(destination, n_heads=2):
     """A model with random weights and several chained NextN blocks (architecture hy_v3). Trunk and blocks do little but
     pass the token's embedding on, so the blocks often guess what the trunk says."""
-    gguf = pytest.importorskip("gguf")
     n_embd, n_head, n_trunk, n_ff = 64, 4, 2, 96
     rng = np.random.default_rng(0)
     writer = gguf.GGUFWriter(str(destination), "hy_v3")

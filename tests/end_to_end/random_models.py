@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import gguf
 import numpy as np
-import pytest
 from gguf_write import copy_field, write
 from heads import LLAMA, N_VOCAB
 
@@ -79,7 +79,6 @@ def plm(destination):
 
 def _write(destination, architecture, fields, layers, tensors):
     """Writes the model. Shapes by the names of tensors: "x" is "x.weight", "x." is "x". Norms are 1."""
-    gguf = pytest.importorskip("gguf")
     rng = np.random.default_rng(0)
     writer = gguf.GGUFWriter(str(destination), architecture)
     for name, entry in gguf.GGUFReader(LLAMA).fields.items():

@@ -20,7 +20,7 @@ import llama_cpp
 import numpy as np
 import pytest
 from gguf_edit import edit_gguf, other_token, with_nan, with_padding, without_vocabulary
-from heads import EAGLE3, error_in_subprocess
+from heads import EAGLE3, PROMPT, SHORT, answer, error_in_subprocess, right_answers
 from llama_cpp import LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
 
 import pyfly_cpp
@@ -30,21 +30,11 @@ from pyfly_cpp.errors import IncompatibleDraftError, NativeError, NotFiniteError
 from pyfly_cpp.machine.releases import CACHE_TYPES
 
 OPTIONS = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
-PROMPT = "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May."
-SHORT = "Tom has 3 apples and 4 pears."
-
-
-def answer(llm, prompt=PROMPT):
-    return llm(prompt, max_tokens=40, temperature=0)["choices"]
 
 
 @pytest.fixture(scope="module")
 def expected(tiny_target):
-    """The right answers, by prompt."""
-    base = llama_cpp.Llama(tiny_target, **OPTIONS)
-    answers = {prompt: answer(base, prompt) for prompt in (PROMPT, SHORT)}
-    base.close()
-    return answers
+    return right_answers(tiny_target, OPTIONS)
 
 
 @pytest.fixture(params=[pytest.param("lookup", marks=pytest.mark.slow), "draft"])

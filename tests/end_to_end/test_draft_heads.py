@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable
 
+import gguf
 import llama_cpp
 import numpy as np
 import pytest
@@ -251,7 +252,6 @@ def test_heads_have_distributions(name, loaded):
 
 def test_only_tokens_of_the_reduced_vocabulary_are_drafted(loaded):
     llm = loaded("EAGLE-3")
-    gguf = pytest.importorskip("gguf")
     d2t = next(t for t in gguf.GGUFReader(EAGLE3).tensors if t.name == "d2t").data
     llm.trace = True
     generate(llm, prompts(1)[0])
@@ -263,7 +263,6 @@ def test_only_tokens_of_the_reduced_vocabulary_are_drafted(loaded):
 
 def _with_embedding(n):
     """The first n rows of the target's token embedding in the head's file."""
-    gguf = pytest.importorskip("gguf")
     rows = next(t.data[:n].copy() for t in gguf.GGUFReader(LLAMA).tensors if t.name == "token_embd.weight")
 
     def edit(tensors):
@@ -452,7 +451,6 @@ def _drafts(path, name="DFlash", k=7, target=LLAMA, **options):
 
 def _reduced(tensors):
     """The output matrix of every token but the first 40."""
-    gguf = pytest.importorskip("gguf")
     output = next(t.data for t in gguf.GGUFReader(LLAMA).tensors if t.name == "output.weight")
     tensors["output.weight"], tensors["d2t"] = output[40:].copy(), np.arange(40, 1536, dtype=np.int64)
     if "markov_w2.weight" in tensors:

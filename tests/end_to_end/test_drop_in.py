@@ -16,6 +16,7 @@ import types
 import llama_cpp
 import numpy as np
 import pytest
+from heads import PROMPT, SHORT
 from llama_cpp import LlamaDiskCache, LlamaGrammar, LlamaRAMCache, LogitsProcessorList, StoppingCriteriaList
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 from llama_cpp.llama_tokenizer import LlamaTokenizer
@@ -25,8 +26,6 @@ from pyfly_cpp.engine.stats import Stats
 
 F32 = llama_cpp.GGML_TYPE_F32
 OPTIONS = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "type_k": F32, "type_v": F32, "verbose": False}
-PROMPT = "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May."
-SHORT = "Tom has 3 apples and 4 pears."
 MESSAGES = [{"role": "user", "content": "A robe takes 2 bolts of blue fiber and half that much white fiber. How many?"}]
 CASES = {}
 

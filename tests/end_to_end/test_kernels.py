@@ -14,6 +14,7 @@ import threading
 from contextlib import closing
 from pathlib import Path
 
+import gguf
 import llama_cpp
 import numpy as np
 import pytest
@@ -535,7 +536,6 @@ def test_unloading_gives_memory_back(tiny_target):
 @pytest.mark.parametrize("kind", ["F16", "Q8_0"])
 def test_a_model_that_is_saved_is_the_one_that_was_loaded(kind, tmp_path):
     """llama.cpp reads weights back: packed ones, those of experts among them, are the bytes of the file."""
-    gguf = pytest.importorskip("gguf")
     saved = tmp_path / "saved.gguf"
     loaded = quantised(make("qwen3moe", POPULAR["qwen3moe"], tmp_path / "f32.gguf"), kind)
     with closing(FlyLlama(str(loaded), kernels="auto", n_ctx=64, verbose=False)) as llm:

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import llama_cpp
 import numpy as np
 import pytest
+from heads import PROMPT, SHORT, answer, at_once, right_answers
 from llama_cpp import LogitsProcessorList
 
 from pyfly_cpp import BusyError, ContextFullError, DraftModel, FlyBatch, FlyLlama, PromptLookup
@@ -26,8 +27,6 @@ from pyfly_cpp.engine.access import Access
 
 F32 = llama_cpp.GGML_TYPE_F32
 OPTIONS = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "type_k": F32, "type_v": F32, "verbose": False}
-PROMPT = "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May."
-SHORT = "Tom has 3 apples and 4 pears."
 
 
 @pytest.fixture(scope="module")
@@ -35,21 +34,9 @@ def target(tiny_target_f32):
     return tiny_target_f32
 
 
-def text(response):
-    return response["choices"][0]["text"]
-
-
-def answer(llm, prompt=PROMPT):
-    return text(llm(prompt, max_tokens=40, temperature=0))
-
-
 @pytest.fixture(scope="module")
 def expected(target):
-    """The right answers, by prompt."""
-    base = llama_cpp.Llama(target, **OPTIONS)
-    answers = {prompt: answer(base, prompt) for prompt in (PROMPT, SHORT)}
-    base.close()
-    return answers
+    return right_answers(target, OPTIONS)
 
 
 def in_child(code, *arguments):
@@ -102,9 +89,8 @@ def test_a_state_that_does_not_fit(target, expected):
         with pytest.raises(ValueError, match=r"holds 500 tokens and the context 256; raise n_ctx"):
             fly.load_state(state)
         assert before == (expected[PROMPT], list(fly.eval_tokens))
-        assert text(fly(PROMPT + before[0], max_tokens=20, temperature=0)) == text(
-            big(PROMPT + before[0], max_tokens=20, temperature=0)
-        )
+        longer = PROMPT + before[0][0]["text"]
+        assert answer(fly, longer, 20) == answer(big, longer, 20)
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="a system without timers")
@@ -362,11 +348,7 @@ def test_threads_that_generate_and_stop(target, expected):
             except BaseException as error:
                 failures.append(error)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(work, range(3))
     assert not failures and fine
     assert answer(fly) == expected[PROMPT]
 
@@ -387,11 +369,7 @@ def test_threads_with_requests_of_their_own(target):
             if (got is None) != (logprobs is None):
                 failures.append((logprobs, got))
 
-    threads = [threading.Thread(target=work, args=(logprobs,)) for logprobs in (None, 2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(work, (None, 2))
     assert not failures
 
 
@@ -506,7 +484,7 @@ def test_use_from_within_a_generation(where, target, expected):
         with pytest.raises(ValueError, match="closed; load the model again"):
             users[0](PROMPT, max_tokens=10, stopping_criteria=stop)
         return
-    result = text(users[0](PROMPT, max_tokens=40, temperature=0, logits_processor=processors))
+    result = users[0](PROMPT, max_tokens=40, temperature=0, logits_processor=processors)["choices"]
     assert result == expected[PROMPT] and refused
 
 

@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import random_models
 from gguf_edit import edit_gguf
+from heads import at_once
 from llama_cpp import LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
 from teacher_forcing import teacher_forcing_gap
 
@@ -86,6 +87,12 @@ def endless(batch, **options):
     host = batch.llama
     ends = {host.token_eos(): -100, host.token_bos(): -100}
     return batch.submit("Once", max_tokens=None, temperature=0, logit_bias=ends, **options)
+
+
+def new_threads():
+    """Tells which threads have begun since."""
+    before = set(threading.enumerate())
+    return lambda: set(threading.enumerate()) - before
 
 
 # ---- Each text is what it is alone -----------------------------------------------------------------------------------
@@ -549,11 +556,7 @@ def test_many_threads(plain):
     def ask(i):
         found[i] = text_of(plain.submit(PROMPTS[i % 6], **GREEDY).result(60))
 
-    threads = [threading.Thread(target=ask, args=(i,)) for i in range(18)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(ask, range(18))
     assert found == {i: expected[i % 6] for i in range(18)}
 
 
@@ -693,11 +696,7 @@ def test_the_context_it_was_trained_on(tiny_target):
 
 
 def test_close_while_texts_run(tiny_target):
-    before = set(threading.enumerate())
-
-    def threads():
-        return set(threading.enumerate()) - before
-
+    threads = new_threads()
     batch = FlyBatch(tiny_target, 2, **OPTIONS)
     handles = [endless(batch) for _ in range(5)]
     while not handles[0].stats.committed:
@@ -767,11 +766,7 @@ def test_close_in_a_callback(tiny_target):
 
 
 def test_a_dropped_batch_ends_its_thread(tiny_target):
-    before = set(threading.enumerate())
-
-    def threads():
-        return set(threading.enumerate()) - before
-
+    threads = new_threads()
     batch = FlyBatch(tiny_target, 2, **OPTIONS)
     batch.submit("Tom", **GREEDY).result()
     assert len(threads()) == 1

@@ -11,9 +11,6 @@ from pathlib import Path
 
 import llama_cpp
 import pytest
-
-pytest.importorskip("gguf")
-
 from generator import Missing, compiled, source
 from heads import DFLASH, DSPARK, EAGLE3, LLAMA, SETTINGS, generate, prompts
 

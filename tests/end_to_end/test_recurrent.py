@@ -6,14 +6,13 @@ import math
 
 import llama_cpp
 import pytest
+from heads import PROMPT, SHORT
 from llama_cpp import LlamaGrammar, LlamaRAMCache, LogitsProcessorList, StoppingCriteriaList
 
 from pyfly_cpp import MTP, DraftModel, FlyLlama, PromptLookup
 from pyfly_cpp.errors import NotFiniteError
 
 OPTIONS = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
-PROMPT = "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May."
-SHORT = "Tom has 3 apples and 4 pears."
 
 
 @pytest.fixture(params=["none", "lookup", "draft", "head", pytest.param("callable", marks=pytest.mark.slow)])

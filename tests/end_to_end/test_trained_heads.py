@@ -15,6 +15,7 @@ from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
+import gguf
 import numpy as np
 import pytest
 from gguf_edit import edit_gguf, other_token
@@ -420,7 +421,6 @@ def test_texts_of_a_kind_each_are_held_out_and_more_texts_are_learned_from(torch
 @pytest.mark.slow
 def test_a_head_is_trained_found_and_drafts(torch, tiny_target, texts, tmp_path, monkeypatch):
     """Without the regressions, from which alone a head knows these texts."""
-    gguf = pytest.importorskip("gguf")
     monkeypatch.setattr("pyfly_cpp.heads.fit.Fit.begin", lambda self: None)
     folder = tmp_path / "models"
     folder.mkdir()
@@ -455,8 +455,6 @@ def test_a_target_writes_its_own_texts_and_a_killed_training_is_planned_again(
     torch, tiny_target, tmp_path, monkeypatch
 ):
     """The first run is killed when the head is the linear map: there is an output, and no checkpoint yet."""
-    import gguf
-
     from pyfly_cpp.heads import training
     from pyfly_cpp.heads.fit import Dataset
 

@@ -22,6 +22,13 @@ def batch(tiny_target_f32, tiny_draft):
 
 
 @pytest.fixture(scope="session")
+def narrow_batch(tiny_target_f32):
+    """One text at once, of up to 16,384 tokens, without drafts."""
+    with FlyBatch(tiny_target_f32, 1, **{**EXACT, "n_ctx": 16384}) as batch:
+        yield batch
+
+
+@pytest.fixture(scope="session")
 def server(batch):
     """A server for tests that leave it as it was."""
     with running(batch) as one:

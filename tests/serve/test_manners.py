@@ -17,13 +17,11 @@ PATH = "/v1/completions"
 
 
 @pytest.fixture(scope="module")
-def narrow(tiny_target_f32):
+def narrow(narrow_batch):
     """One text at once, of any length; one more may wait."""
-    with (
-        FlyBatch(tiny_target_f32, 1, **{**EXACT, "n_ctx": 16384}) as batch,
-        running(batch, limits=RequestLimits(max_tokens=16000, max_waiting=1, max_texts=4), grace=0.2) as one,
-    ):
-        one.endless = {"prompt": "A", "max_tokens": 16000, "logit_bias": no_end(batch), "stream": True}
+    limits = RequestLimits(max_tokens=16000, max_waiting=1, max_texts=4)
+    with running(narrow_batch, limits=limits, grace=0.2) as one:
+        one.endless = {"prompt": "A", "max_tokens": 16000, "logit_bias": no_end(narrow_batch), "stream": True}
         yield one
 
 
@@ -74,16 +72,13 @@ def test_a_full_queue(narrow):
     narrow.until_idle()
 
 
-def test_a_text_that_takes_too_long(tiny_target_f32):
-    with (
-        FlyBatch(tiny_target_f32, 1, **{**EXACT, "n_ctx": 16384}) as batch,
-        running(batch, limits=RequestLimits(max_tokens=16000, max_seconds=0.5)) as one,
-    ):
-        body = {"prompt": "A", "max_tokens": 16000, "logit_bias": no_end(batch)}
+def test_a_text_that_takes_too_long(narrow_batch):
+    with running(narrow_batch, limits=RequestLimits(max_tokens=16000, max_seconds=0.5)) as one:
+        body = {"prompt": "A", "max_tokens": 16000, "logit_bias": no_end(narrow_batch)}
         choice = one.post(PATH, **body).json()["choices"][0]
         assert choice["finish_reason"] == "length" and len(choice["text"]) > 10
         # What might have been a stop text is kept.
-        token = batch.llama.tokenize(b"a", add_bos=False)[-1]
+        token = narrow_batch.llama.tokenize(b"a", add_bos=False)[-1]
         body = {"prompt": "A", "stop": ["a" * 50 + "b"], "logit_bias": {str(token): 100}, "max_tokens": 16000}
         answer = one.post(PATH, **body).json()
         choice = answer["choices"][0]
@@ -131,29 +126,28 @@ def test_a_batch_that_failed(tiny_target_f32, monkeypatch):
             assert one.post(f"/{path}", **body).status_code == 500
 
 
-def test_stopping_ends_answers_cleanly(tiny_target_f32):
-    with FlyBatch(tiny_target_f32, 1, **{**EXACT, "n_ctx": 16384}) as batch:
-        with running(batch, limits=RequestLimits(max_tokens=16000), grace=0.3) as one:
-            body = {"prompt": "A", "max_tokens": 16000, "logit_bias": no_end(batch)}
-            streaming = connected(one, {**body, "stream": True})
-            until(lambda: one.service.turns.running == 1)
-            waiting = connected(one, body)
-            until(lambda: one.service.turns.waiting == 1)
-            one.server.should_exit = True
-            answer, content = until_ended(waiting), until_ended(streaming)
-            assert answer.startswith(b"HTTP/1.1 503") and b"shutting down" in answer
-            assert b"shutting down" in content and b"data: [DONE]" in content
-        with running(batch, limits=RequestLimits(max_tokens=16000), grace=0.1) as one:  # the batch goes on
-            body = {"input": "A", "max_output_tokens": 16000, "logit_bias": no_end(batch), "stream": True}
-            streaming = connected(one, body, "/v1/responses")
-            until(lambda: one.service.turns.running == 1)
-            one.server.should_exit = True
-            events = re.findall(rb"^data: (.*)$", until_ended(streaming), re.MULTILINE)
-            last = json.loads(events[-1])
-            assert last["type"] == "error" and last["code"] == "stopping" and last["sequence_number"] == len(events) - 1
-        with running(batch, limits=RequestLimits(max_tokens=16000), grace=20) as one:
-            streaming = connected(one, {"prompt": "A", "max_tokens": 40, "stream": True})
-            until(lambda: one.service.turns.running == 1)
-            one.server.should_exit = True
-            content = until_ended(streaming)
-            assert b"shutting down" not in content and b"data: [DONE]" in content
+def test_stopping_ends_answers_cleanly(narrow_batch):
+    with running(narrow_batch, limits=RequestLimits(max_tokens=16000), grace=0.3) as one:
+        body = {"prompt": "A", "max_tokens": 16000, "logit_bias": no_end(narrow_batch)}
+        streaming = connected(one, {**body, "stream": True})
+        until(lambda: one.service.turns.running == 1)
+        waiting = connected(one, body)
+        until(lambda: one.service.turns.waiting == 1)
+        one.server.should_exit = True
+        answer, content = until_ended(waiting), until_ended(streaming)
+        assert answer.startswith(b"HTTP/1.1 503") and b"shutting down" in answer
+        assert b"shutting down" in content and b"data: [DONE]" in content
+    with running(narrow_batch, limits=RequestLimits(max_tokens=16000), grace=0.1) as one:  # the batch goes on
+        body = {"input": "A", "max_output_tokens": 16000, "logit_bias": no_end(narrow_batch), "stream": True}
+        streaming = connected(one, body, "/v1/responses")
+        until(lambda: one.service.turns.running == 1)
+        one.server.should_exit = True
+        events = re.findall(rb"^data: (.*)$", until_ended(streaming), re.MULTILINE)
+        last = json.loads(events[-1])
+        assert last["type"] == "error" and last["code"] == "stopping" and last["sequence_number"] == len(events) - 1
+    with running(narrow_batch, limits=RequestLimits(max_tokens=16000), grace=20) as one:
+        streaming = connected(one, {"prompt": "A", "max_tokens": 40, "stream": True})
+        until(lambda: one.service.turns.running == 1)
+        one.server.should_exit = True
+        content = until_ended(streaming)
+        assert b"shutting down" not in content and b"data: [DONE]" in content

@@ -63,12 +63,14 @@ def shot(page, name):
         page.screenshot(path=Path(os.environ["PYFLY_SCREENSHOTS"]) / f"{name}.png")
 
 
-def ask(page, text, **settings):
+def ask(page, text, waits=True, **settings):
     for name, value in settings.items():
         page.evaluate("document.getElementById('settings').open = true")
         page.locator(f"#{name}").fill(str(value))
     page.locator("#prompt").fill(text)
     page.locator("#prompt").press("Enter")
+    if waits:
+        wait_idle(page)
 
 
 def until(page, condition):
@@ -154,7 +156,6 @@ def test_a_chat(open_page, server):
     until(page, "document.getElementById('model').textContent.startsWith('tiny')")
     assert page.locator("#rule-name").inner_text() == "exact"
     ask(page, "Natalia sold clips to 48 of her friends.", max_tokens=48)
-    wait_idle(page)
     messages = [{"role": "user", "content": "Natalia sold clips to 48 of her friends."}]
     body = {"messages": messages, "max_tokens": 48, "temperature": 0}
     expected = server.post("/v1/chat/completions", **body).json()["choices"][0]["message"]["content"]
@@ -166,7 +167,6 @@ def test_a_chat(open_page, server):
     assert page.locator(".token.matched").count() > 0 and page.locator(".token.loose").count() == 0
     shot(page, "drafts")
     ask(page, "And then?", max_tokens=16)  # continues the conversation
-    wait_idle(page)
     messages += [{"role": "assistant", "content": expected}, {"role": "user", "content": "And then?"}]
     body = {"messages": messages, "max_tokens": 16, "temperature": 0}
     assert tokens(page)[1] == server.post("/v1/chat/completions", **body).json()["choices"][0]["message"]["content"]
@@ -176,7 +176,6 @@ def test_markdown(open_page):
     page = open_page(**CLIPBOARD)
     answer_with(page, CODE[:40], CODE[40:])
     ask(page, "How?")
-    wait_idle(page)
     text = page.locator(".text")
     assert text.locator("strong").inner_text() == "loop"
     assert text.locator("pre code .hljs-keyword").first.inner_text() == "def"
@@ -211,7 +210,6 @@ def test_what_a_model_writes_is_text(open_page):
     )
     answer_with(page, hostile)
     ask(page, hostile)
-    wait_idle(page)
     for place in (".user", ".text"):
         box = page.locator(place)
         assert box.locator("img, script, style, iframe, b, [onclick], [onerror], a[href^=javascript]").count() == 0
@@ -229,13 +227,11 @@ def test_thinking_is_folded(open_page):
         page.locator("#new").click()
         bodies = answer_with(page, *chunks)
         ask(page, "1 + 1?")
-        wait_idle(page)
         assert page.locator(".text").inner_text() == "The answer is 2."
         assert not page.locator(".thinking-text").is_visible()
         page.locator(".thinking summary").click()
         assert page.locator(".thinking-text").inner_text() == "It is two."
         ask(page, "Sure?")
-        wait_idle(page)
         assert [message["content"] for message in bodies[-1]["messages"]] == ["1 + 1?", "The answer is 2.", "Sure?"]
 
 
@@ -244,7 +240,6 @@ def test_what_is_heard(open_page):
     page = open_page()
     answer_with(page, "One `x`.\n\nTwo", ".")
     ask(page, "Say it")
-    wait_idle(page)
     assert page.locator("#spoken").get_attribute("role") == "log"
     assert " ".join(page.locator("#spoken p").all_text_contents()).split() == ["One", "x.", "Two."]
     assert page.locator("[aria-live], [role=status], [role=log], [role=alert]").filter(has_text="tokens").count() == 0
@@ -261,7 +256,6 @@ def test_loose_beside_exact(open_page):
     page.locator("#both").check()
     show_drafts(page)
     ask(page, "Once upon a time", max_tokens=64)
-    wait_idle(page)
     exact, loose = page.locator(".answer").all()
     assert exact.locator(".token.loose").count() == 0 < loose.locator(".token.loose").count()
     assert page.locator(".parts").count() == 2
@@ -278,7 +272,6 @@ def test_rejected_drafts_are_not_copied(open_page, server):
     page = open_page(**CLIPBOARD)
     show_drafts(page)
     ask(page, "Natalia sold clips to 48 of her friends.", max_tokens=48)
-    wait_idle(page)
     assert page.locator(".tokens del").count() > 0
     expected = tokens(page)[0]
     assert copied(page, ".tokens").strip() == expected.strip()
@@ -293,7 +286,6 @@ def test_what_a_token_says(open_page):
     set_rule(page, 10)
     show_drafts(page)
     ask(page, "Once upon a time", max_tokens=64)
-    wait_idle(page)
     page.locator(".token.loose").first.hover()
     tip = page.locator("#tip")
     assert "loosely accepted" in tip.inner_text() and "the target's choice" in tip.inner_text()
@@ -325,7 +317,6 @@ def test_stop(open_page, server):
             }
         }).observe(document.body, {childList: true, subtree: true})""")
         ask(page, "Once upon a time", max_tokens=400)
-        wait_idle(page)
         if "stopped" in page.locator(".numbers").inner_text():
             break
     assert "stopped" in page.locator(".numbers").inner_text()
@@ -338,7 +329,6 @@ def test_continue(open_page):
     page = open_page()
     answer_with(page, "One, two,", finish="length")
     ask(page, "Count")
-    wait_idle(page)
     assert "limit" in page.locator(".numbers").inner_text()
     bodies = answer_with(page, " three.")
     page.get_by_label("Continue the answer").click()
@@ -353,7 +343,6 @@ def test_continue(open_page):
 def test_continue_with_the_server(open_page, server):
     page = open_page()
     ask(page, "Tom has 3 apples and 4 pears. How many fruits?", max_tokens=12)
-    wait_idle(page)
     messages = [{"role": "user", "content": "Tom has 3 apples and 4 pears. How many fruits?"}]
     text = ""
     for _ in range(2):  # by the limit, twice
@@ -373,7 +362,6 @@ def test_continue_within_thoughts(open_page, batch):
     with running(batch, chat_template=template) as thinking:
         page = open_page(thinking.url)
         ask(page, "How many?", max_tokens=12)
-        wait_idle(page)
         page.locator(".thinking summary").click()
         first = page.locator(".thinking-text").inner_text()
         page.get_by_label("Continue the answer").click()
@@ -388,7 +376,6 @@ def test_regenerate_and_edit(open_page):
     for question, answer in (("First?", "Eins."), ("Second?", "Zwei.")):
         answer_with(page, answer)
         ask(page, question)
-        wait_idle(page)
     bodies = answer_with(page, "Two.")
     page.get_by_label("Regenerate the answer").last.click()
     wait_idle(page)
@@ -400,7 +387,6 @@ def test_regenerate_and_edit(open_page):
     assert page.locator("#prompt").input_value() == "First?"
     answer_with(page, "One.")
     ask(page, "First, in English?")
-    wait_idle(page)
     assert page.locator(".user").all_inner_texts() == ["First, in English?"]
     assert page.locator("#chat-list li").count() == 2
     page.locator("#chat-list .title").last.click()
@@ -414,7 +400,6 @@ def test_a_message_that_fails_stays(open_page):
     page = open_page()
     long = "word " * 2000
     ask(page, long, max_tokens=8)
-    wait_idle(page)
     assert re.match("The prompt .* context", page.locator("#alert").inner_text())
     assert page.locator("#prompt").input_value() == long.strip()
     assert page.locator(".turn").count() == page.locator("#chat-list li").count() == 0
@@ -423,7 +408,6 @@ def test_a_message_that_fails_stays(open_page):
     # Nor is an answer lost that is asked for again, nor a message that is edited.
     answer_with(page, "Fine.")
     ask(page, "Rain?")
-    wait_idle(page)
     assert page.locator("#alert").is_hidden()
     answer_with(page, "The server is full; try again later.", status=429)
     page.get_by_label("Regenerate the answer").click()
@@ -431,7 +415,6 @@ def test_a_message_that_fails_stays(open_page):
     assert page.locator(".text").inner_text() == "Fine." and "full" in page.locator("#alert").inner_text()
     page.get_by_label("Edit this message").click()
     ask(page, "Snow?")
-    wait_idle(page)
     assert page.locator(".user").inner_text() == "Rain?" and page.locator("#prompt").input_value() == "Snow?"
     assert page.locator("#editing").is_visible()
     expected_failures(page, 429)
@@ -444,7 +427,6 @@ def test_an_answer_that_breaks_off_stays(open_page):
     events = 'data: {"choices": [{"delta": {"content": "Half an"}}]}\n\ndata: {"error": {"message": "It ended."}}\n\n'
     page.route("**/v1/chat/completions", lambda r: r.fulfill(status=200, content_type="text/event-stream", body=events))
     ask(page, "Go")
-    wait_idle(page)
     assert page.locator(".text").inner_text() == "Half an"
     assert "It ended." in page.locator(".failure").inner_text()
     assert page.get_by_label("Continue the answer").is_visible()
@@ -459,10 +441,9 @@ def test_settings_are_those_that_the_server_takes(open_page, server):
     page.evaluate("document.getElementById('settings').open = true")
     page.locator("#top_p").fill("2")
     page.evaluate("document.getElementById('settings').open = false")
-    ask(page, "Go?")
+    ask(page, "Go?", waits=False)
     assert not bodies and page.locator("#prompt").input_value() == "Go?" and page.locator("#top_p").is_visible()
     ask(page, "Go?", top_p="0.9", system="Be brief.")
-    wait_idle(page)
     assert bodies[0]["top_p"] == 0.9 and "temperature" not in bodies[0] and "max_tokens" not in bodies[0]
     assert bodies[0]["messages"][0] == {"role": "system", "content": "Be brief."}
     page.reload()
@@ -478,7 +459,6 @@ def test_a_key(open_page, batch):
         until(page, "document.getElementById('locked').hidden")
         expected_failures(page, 401)
         ask(page, "Once", max_tokens=8)
-        wait_idle(page)
         assert "8 tokens" in page.locator(".numbers").inner_text()
 
 
@@ -491,7 +471,6 @@ def test_chats_are_kept(open_page):
         page.locator("#new").click()
         answer_with(page, f"*{question}*")
         ask(page, question)
-        wait_idle(page)
     page.reload()
     titles = page.locator("#chat-list .title")
     assert titles.all_inner_texts() == ["About snow?", "About rain?"]
@@ -518,7 +497,6 @@ def test_a_full_storage_is_told(open_page):
     page.evaluate("for (let n = 2 ** 22; n > 0; n >>= 1) try { localStorage[n] = 'x'.repeat(n); } catch {}")
     answer_with(page, "An answer.")
     ask(page, "A question")
-    wait_idle(page)
     assert "storage" in page.locator("#alert").inner_text() and page.locator(".text").inner_text() == "An answer."
 
 
@@ -544,7 +522,6 @@ def test_a_phone(open_page):
     page.locator("#both").check()
     show_drafts(page)
     ask(page, "Once upon a time", max_tokens=48)
-    wait_idle(page)
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     left, right = (one.bounding_box() for one in page.locator(".answer").all())
     assert left["x"] == right["x"] and left["y"] < right["y"]  # one below the other
@@ -560,7 +537,6 @@ def test_a_phone(open_page):
     page.evaluate("document.getElementById('settings').open = false")
     answer_with(page, CODE + "`" + "wide" * 40 + "`")
     ask(page, "Code, please")
-    wait_idle(page)
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     assert page.locator("#scroll").bounding_box()["height"] > 300  # most of the screen
     shot(page, "phone")

@@ -8,10 +8,9 @@ import re
 import time
 
 import pytest
-from serving import EXACT, no_end, running, until, until_ended
+from serving import no_end, running, until, until_ended
 from test_manners import connected
 
-from pyfly_cpp import FlyBatch
 from pyfly_cpp.serve.settings import RequestLimits
 
 CHAT, TEXT, RESPONSE, MESSAGE, NATIVE = (
@@ -22,13 +21,6 @@ BODIES = {
     CHAT: {"messages": SAID}, TEXT: {"prompt": "A"}, RESPONSE: {"input": "A"},
     MESSAGE: {"messages": SAID, "max_tokens": 4}, NATIVE: {"prompt": "A"},
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def narrow(tiny_target_f32):
-    """One text at once."""
-    with FlyBatch(tiny_target_f32, 1, **{**EXACT, "n_ctx": 16384}) as batch:
-        yield batch
 
 
 @contextlib.contextmanager
@@ -45,9 +37,9 @@ def occupy(server, batch):
     return client
 
 
-def test_a_stream_that_waits_is_not_silent(narrow):
+def test_a_stream_that_waits_is_not_silent(narrow_batch):
     """On each route: the head, and comments until the first token."""
-    with occupied(narrow) as (server, first):
+    with occupied(narrow_batch) as (server, first):
         waiting = [connected(server, {**body, "stream": True}, path) for path, body in BODIES.items()]
         contents = []
         for client in waiting:
@@ -65,8 +57,8 @@ def test_a_stream_that_waits_is_not_silent(narrow):
             client.close()
 
 
-def test_the_head_does_not_wait_for_a_long_prompt(narrow):
-    with running(narrow, limits=RequestLimits(silent_seconds=0.2)) as server:
+def test_the_head_does_not_wait_for_a_long_prompt(narrow_batch):
+    with running(narrow_batch, limits=RequestLimits(silent_seconds=0.2)) as server:
         client = connected(server, {"prompt": [5] * 16000, "max_tokens": 1, "stream": True})
         content = client.recv(2**16)
         if server.service.turns.running:  # it is being read
@@ -75,15 +67,15 @@ def test_the_head_does_not_wait_for_a_long_prompt(narrow):
         server.until_idle(60)
 
 
-def test_the_clients_package_takes_comments_and_late_errors(narrow):
+def test_the_clients_package_takes_comments_and_late_errors(narrow_batch):
     openai = pytest.importorskip("openai")
-    with occupied(narrow, grace=0.1) as (server, first):
+    with occupied(narrow_batch, grace=0.1) as (server, first):
         client = server.openai()
         stream = client.chat.completions.create(model="any", messages=SAID, stream=True, max_tokens=3)
         assert next(iter(stream)).choices[0].delta.role == "assistant"  # while it waits
         first.close()
         assert list(stream)[-1].choices[0].finish_reason
-        first = occupy(server, narrow)
+        first = occupy(server, narrow_batch)
         stream = client.chat.completions.create(model="any", messages=SAID, stream=True, max_tokens=3)
         server.server.should_exit = True
         with pytest.raises(openai.APIError, match="shutting down"):
@@ -92,9 +84,9 @@ def test_the_clients_package_takes_comments_and_late_errors(narrow):
 
 
 @pytest.mark.clients
-def test_anthropics_package_takes_comments_and_late_errors(narrow):
+def test_anthropics_package_takes_comments_and_late_errors(narrow_batch):
     anthropic = pytest.importorskip("anthropic")
-    with occupied(narrow, grace=0.1) as (server, first):
+    with occupied(narrow_batch, grace=0.1) as (server, first):
         client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
         body = {"model": "any", "messages": SAID, "stream": True, "max_tokens": 3}
         stream = client.messages.create(**body)
@@ -102,7 +94,7 @@ def test_anthropics_package_takes_comments_and_late_errors(narrow):
         time.sleep(0.3)
         first.close()
         assert list(stream)[-1].type == "message_stop"
-        first = occupy(server, narrow)
+        first = occupy(server, narrow_batch)
         stream = client.messages.create(**body)
         assert next(iter(stream)).type == "message_start"
         server.server.should_exit = True
@@ -112,8 +104,8 @@ def test_anthropics_package_takes_comments_and_late_errors(narrow):
 
 
 @pytest.mark.parametrize("path", list(BODIES))
-def test_an_error_after_the_head_is_an_event(narrow, path):
-    with occupied(narrow, grace=0.1) as (server, first):
+def test_an_error_after_the_head_is_an_event(narrow_batch, path):
+    with occupied(narrow_batch, grace=0.1) as (server, first):
         client = connected(server, {**BODIES[path], "stream": True}, path)
         content = b""
         while b": waiting" not in content:
@@ -134,11 +126,11 @@ def test_an_error_after_the_head_is_an_event(narrow, path):
 
 
 @pytest.mark.parametrize("path", list(BODIES))
-def test_an_error_before_the_turn_has_its_status(narrow, path):
+def test_an_error_before_the_turn_has_its_status(narrow_batch, path):
     long = "x y z " * 9000
     said = [{"role": "user", "content": long}]
     for fields in ({"messages": said, "prompt": long, "input": long}, {"max_tokens": -5, "max_output_tokens": -5}):
-        with running(narrow, limits=RequestLimits(silent_seconds=0.02)) as server:
+        with running(narrow_batch, limits=RequestLimits(silent_seconds=0.02)) as server:
             body = {**BODIES[path], **{name: fields[name] for name in fields if name in BODIES[path]}}
             body |= {} if "messages" in fields else fields
             assert server.post(path, **body, stream=True).status_code == 400
