@@ -52,8 +52,8 @@ from pyfly_cpp.decoding.resolve import resolve, resolve_setting
 from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.machine.conditions import CONDITIONS, describe_machine, describe_model
 from pyfly_cpp.machine.rows import DataError, Row, Where, read_lines_so_far
-from pyfly_cpp.measure import journal, runner
-from pyfly_cpp.measure.generator import Generator
+from pyfly_cpp.measure import evaluation, journal
+from pyfly_cpp.measure.generator import Generator, Sampling
 from pyfly_cpp.measure.loaded import files_of, load_generator
 from pyfly_cpp.measure.quality import SettingResult, interval, summarise
 from pyfly_cpp.measure.statistics import Interval, bootstrap, ratio, ratio_of_ratios, wilson
@@ -277,7 +277,7 @@ def record(args: argparse.Namespace) -> None:
     for part, task in tasks.items():
         if isinstance(task, CodeTask):
             tasks[part] = type(task)(task.limits, args.containment)
-        runner.require_permission(tasks[part], args.allow_code_execution)
+        evaluation.require_permission(tasks[part], args.allow_code_execution)
     items = {part: read_items(part, args.data, limits) for part in args.parts}
     print_machine()
     generator, conditions = open_generator(args, list(rules.values()))
@@ -292,15 +292,15 @@ def record(args: argparse.Namespace) -> None:
         if not is_decided and begin > 0 and len({line["item"] for line in lines}) >= args.race:
             is_decided, racing = True, in_the_race(lines, racing)
             print(f"still in the race: {', '.join(racing) or 'none'}", file=sys.stderr)
-        plan = runner.Plan(
+        plan = evaluation.Plan(
             tasks[part], some, [rules[name] for name in ("plain", "exact", *racing)],
-            max_tokens=min(tasks[part].max_tokens, args.max_tokens or sys.maxsize), temperature=args.temperature,
-            seed=args.seed, allow_code_execution=args.allow_code_execution,
+            max_tokens=min(tasks[part].max_tokens, args.max_tokens or sys.maxsize), 
+            sampling=Sampling(args.temperature, args.seed), allow_code_execution=args.allow_code_execution,
             conditions=(*conditions.items(), ("part", part), ("names", names),
                         ("data_sha256", digest(repr(some)).hex())),
         )  # fmt: skip
         folder = args.out / f"{part}-{begin:04}-{begin + len(some):04}"
-        made = runner.run(plan, generator, folder, machine=describe_machine())
+        made = evaluation.run(plan, generator, folder, machine=describe_machine())
         print(f"{folder.name}: {len(made)} answers", file=sys.stderr, flush=True)
         lines += named(made, part, names) if part in POOLS["code and maths"] else []
 

@@ -28,7 +28,7 @@ SUITES = {
     "life": ["end_to_end/test_lifetime.py", "end_to_end/test_threads.py"],
     "costs": ["end_to_end/test_costs.py"],
     "bad input": ["end_to_end/test_bad_input.py"],
-    "measure": ["measure/test_runner.py", "measure/test_bench.py"],
+    "measure": ["measure/test_evaluation.py", "measure/test_bench.py"],
     "server": ["serve"],
     "batches at random": ["fuzz/test_batches.py", "fuzz/test_histories.py"],
 }

@@ -29,9 +29,10 @@ from pyfly_cpp.machine.prompt_sets import BUILT_IN, BenchPrompt, pick_prompts, r
 from pyfly_cpp.measure import tables as report
 from pyfly_cpp.measure.generator import Sampling
 from pyfly_cpp.measure.journal import Journal, place
-from pyfly_cpp.measure.load import measure_parallel, require_enough, summarise_loads
+from pyfly_cpp.measure.load import summarise_loads
 from pyfly_cpp.measure.quality import interval
-from pyfly_cpp.measure.speed import Key, Measured, Memory, measure, measure_memory, summarise
+from pyfly_cpp.measure.runner import measure, require_enough
+from pyfly_cpp.measure.speed import Key, Measured, Memory, measure_memory, summarise
 from pyfly_cpp.measure.statistics import MIN_GROUPS, for_json
 from pyfly_cpp.measure.sweep import Point, fastest, make_preset, points_of, read_sweep
 
@@ -131,11 +132,9 @@ def command(
     memory = {} if counts else measure_memory(session.generator, prompts[0], chosen)
     n_each = len(counts) * len(prompts) if counts else sum(len(prompt.turns) for prompt in prompts)
     with progress_bar(n_each * len(chosen) * repeats, "bench", lines=False) as progress:
-        how = (max_tokens, repeats, progress, known, keep, sampling)
-        if counts:
-            measured = measure_parallel(session.generator, prompts, chosen, counts, *how)
-        else:
-            measured = measure(session.generator, prompts, chosen, *how)
+        measured = measure(
+            session.generator, prompts, chosen, max_tokens, repeats, progress, known, keep, sampling, counts
+        )
     points = points_of(measured, gates.values()) if gates else []
     found = (
         _several(measured, counts, prompts)

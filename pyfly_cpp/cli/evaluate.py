@@ -21,8 +21,9 @@ from pyfly_cpp.decoding import require_repeatable, written
 from pyfly_cpp.errors import counted
 from pyfly_cpp.machine.files import sha256, write_atomically
 from pyfly_cpp.machine.rows import DataError, Row, spread
-from pyfly_cpp.measure import journal, runner
+from pyfly_cpp.measure import evaluation, journal
 from pyfly_cpp.measure import quality as report
+from pyfly_cpp.measure.generator import Sampling
 from pyfly_cpp.measure.tasks.code import CodeTask
 from pyfly_cpp.measure.tasks.needle import Needle
 from pyfly_cpp.measure.tasks.registry import TASKS, get_task
@@ -111,7 +112,7 @@ def command(
         task = type(task)(task.limits, containment)
     chosen = choose_settings(models, settings, without_plain)
     require_repeatable(chosen)
-    runner.require_permission(task, allow_code_execution)
+    evaluation.require_permission(task, allow_code_execution)
     items, source = _read_items(task, data, limit, needle_words, needle_values, seed)
     worked, items, few_shot = _read_examples(task, items, examples, few_shot)
     items = spread(items, limit, task.kind, lambda item: item.unit)
@@ -130,8 +131,8 @@ def command(
         conditions["parallel"] = n_parallel
     if task.name == "needle" and not data:
         conditions.update(needle_words=needle_words, needle_values=needle_values)
-    plan = runner.Plan(
-        task, items, chosen, worked, few_shot, max_tokens or task.max_tokens, temperature, seed,
+    plan = evaluation.Plan(
+        task, items, chosen, worked, few_shot, max_tokens or task.max_tokens, Sampling(temperature, seed),
         allow_code_execution, tuple(conditions.items()),
     )  # fmt: skip
     if task.runs_code:
@@ -142,7 +143,7 @@ def command(
         def progress(done: int, _: int, line: Row) -> None:
             advance(done, f"{line['item']} {line['setting']}")
 
-        lines = runner.run(plan, session.generator, folder, force, session.machine, progress)
+        lines = evaluation.run(plan, session.generator, folder, force, session.machine, progress)
     table = report.summarise(lines, [str(s) for s in chosen], len(items), task.title, task.criterion)
     facts = [
         f"{counted(len(items), 'item')} of {source}; {counted(few_shot, 'worked example')}; at most "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pyfly_cpp.decoding import PLAIN, Decoding
 from pyfly_cpp.decoding.drafters import PromptLookup, has_head
@@ -30,6 +30,18 @@ class Prompt:
     tokens: tuple[int, ...]
     stop: tuple[str, ...]
     """Texts that end the answer: the task's and the chat format's."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request to make: the prompt, and how to answer it."""
+
+    key: Any
+    """Whose it is, for the caller."""
+    prompt: Prompt
+    max_tokens: int
+    temperature: float = 0.0
+    seed: int | None = None
 
 
 @dataclass(frozen=True)

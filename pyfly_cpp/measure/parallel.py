@@ -8,28 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Generator as PyGenerator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from queue import SimpleQueue
-from typing import Any
 
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.decoding.drafters import PromptLookup
 from pyfly_cpp.decoding.resolve import Resolved
 from pyfly_cpp.llama.fly_batch import FlyBatch
-from pyfly_cpp.measure.generator import Generated, Generator, Prompt, generated, request_for
+from pyfly_cpp.measure.generator import Asked, Generated, Generator, Prompt, generated, request_for
 from pyfly_cpp.measure.shares import Shares
-
-
-@dataclass(frozen=True)
-class Order:
-    """A generation to do, and for whom."""
-
-    key: Any
-    prompt: Prompt
-    max_tokens: int
-    temperature: float = 0.0
-    seed: int | None = None
 
 
 class ParallelGenerator(Generator):
@@ -42,7 +30,7 @@ class ParallelGenerator(Generator):
 
     @property
     def n_parallel(self) -> int:
-        """Texts that run at a time, at most."""
+        """Requests that run at a time, at most."""
         return self._batch.n_parallel
 
     @property
@@ -78,52 +66,52 @@ class ParallelGenerator(Generator):
         self, prompt: Prompt, setting: Decoding, max_tokens: int, temperature: float = 0.0, seed: int | None = None
     ) -> Generated:
         """One generation, as `Generator` makes it."""
-        ((_, made),) = self.generate_all([Order(None, prompt, max_tokens, temperature, seed)], setting)
+        ((_, made),) = self.generate_all([Asked(None, prompt, max_tokens, temperature, seed)], setting)
         return made
 
     def generate_all(
-        self, orders: Iterable[Order], setting: Decoding, n_at_once: int | None = None
-    ) -> PyGenerator[tuple[Order, Generated], None, None]:
-        """Generates for all orders and yields them as they finish. Closed early, it cancels what runs.
+        self, asked: Iterable[Asked], setting: Decoding, n_at_once: int | None = None
+    ) -> PyGenerator[tuple[Asked, Generated], None, None]:
+        """Generates for everything asked and yields it as it is finished. Closed early, it cancels what runs.
 
         Args:
-            n_at_once: Orders that are taken and not finished, at most; no more than n_parallel of them run. None: all.
+            n_at_once: Requests that are made and not finished, at most; no more than n_parallel of them run. None: all.
         """
         self.configure(setting)
         shares = Shares()
-        finished: SimpleQueue[_Taken] = SimpleQueue()
-        waiting = iter(orders)
-        running: set[_Taken] = set()
+        finished: SimpleQueue[_Running] = SimpleQueue()
+        waiting = iter(asked)
+        running: set[_Running] = set()
 
         def begin(n: int | None) -> None:
-            for order in islice(waiting, n):
-                taken = _Taken(order, self._batch, shares)
-                running.add(taken)
-                taken.handle.feed.future.add_done_callback(lambda _, taken=taken: finished.put(taken))  # type: ignore[misc]
+            for one in islice(waiting, n):
+                request = _Running(one, self._batch, shares)
+                running.add(request)
+                request.handle.feed.future.add_done_callback(lambda _, request=request: finished.put(request))  # type: ignore[misc]
 
         try:
             begin(n_at_once)
             while running:
-                taken = finished.get()
-                running.remove(taken)
-                made = taken.made()
+                request = finished.get()
+                running.remove(request)
+                made = request.made()
                 if n_at_once is not None:
                     begin(1)
-                yield taken.order, made
+                yield request.asked, made
         finally:
-            for taken in running:
-                taken.handle.cancel()
+            for request in running:
+                request.handle.cancel()
 
 
-class _Taken:
-    """An order that was begun, and whose time it took."""
+class _Running:
+    """A request that was made, and the time that it took."""
 
-    def __init__(self, order: Order, batch: FlyBatch, shares: Shares) -> None:
-        self.order = order
-        self._request = request_for(batch.llama, order.prompt, order.max_tokens, order.temperature)
+    def __init__(self, asked: Asked, batch: FlyBatch, shares: Shares) -> None:
+        self.asked = asked
+        self._request = request_for(batch.llama, asked.prompt, asked.max_tokens, asked.temperature)
         self._shares = shares
         self._seen = self._n_seconds = 0.0
-        self.handle = batch.write(self._request, seed=order.seed, on_event=self._see)
+        self.handle = batch.write(self._request, seed=asked.seed, on_event=self._see)
 
     def _see(self, event: str) -> None:
         request, shares = self._request, self._shares

@@ -1,242 +1,235 @@
-"""Runs a task with several settings on the same items, so that it can be stopped at any moment and taken up again.
+"""Who runs when: settings take turns on prompts, for a benchmark (`measure`) and for the items of a task (`answer`).
 
-A run is a folder: `run.json` describes it, `items.jsonl` has one line for each item and setting, `table.json` and
-`table.md` are written at the end. A line is written whole and flushed before the next generation begins; what a killed
-process left of a line is cut off when the run resumes. A folder of another run is refused.
+One request alone: the settings take turns on every prompt, and another begins each time, so that a machine that slows
+down slows all of them. All settings start from one and the same cache (`Generator.share_prefix`, `Generator.hold`), so
+what comes out depends neither on who begins nor on where the run was interrupted.
 
-Settings take turns on every item, and who begins changes from item to item, so that a machine that slows down slows all
-of them. All settings start an item from one and the same cache (`Generator.share_prefix`, `Generator.hold`), so what
-comes out depends neither on who begins nor on where the run was interrupted.
-
-With a `ParallelGenerator` they take turns on blocks of items, each setting alone. The lines come as they are finished,
-so their order differs from run to run; what a text is does not depend on its neighbours, except for the rounding
-of kernels, which goes by the size of a batch.
+Several requests at a time, on a `ParallelGenerator`: the settings take turns on blocks of prompts. A benchmark keeps
+the number of requests constant: when a block has no more for the slots that become free, some of its prompts run again
+there, uncounted; so a block is measured as a whole. A task wants each answer once, in any order: what an answer is does
+not depend on its neighbours, except for the rounding of kernels, which goes by the size of a batch.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
-import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from pyfly_cpp.decoding import Decoding
-from pyfly_cpp.engine.repetition import find_loop
-from pyfly_cpp.errors import PyflyError
-from pyfly_cpp.machine.files import only_writer, require_writable
-from pyfly_cpp.machine.rows import Row
-from pyfly_cpp.measure.generator import Generated, Generator, Prompt, Sampling, rotated
-from pyfly_cpp.measure.journal import open_run
-from pyfly_cpp.measure.parallel import Order, ParallelGenerator
-from pyfly_cpp.measure.tasks.task import UNJUDGED, Item, Task, Verdict
+from pyfly_cpp.machine.prompt_sets import BenchPrompt
+from pyfly_cpp.measure.generator import Asked, Generated, Generator, Prompt, Sampling, rotated
+from pyfly_cpp.measure.parallel import ParallelGenerator
+from pyfly_cpp.measure.speed import Key, Measured, warm_up
 
-_BLOCK = 4
-"""Items in a block, for each text that runs at a time: at its end there are fewer texts than could run."""
+_BLOCK_OF_BENCH = 2
+"""Prompts in a block, for each of the most requests at a time, at least: so often does a slot become free."""
 
-Made = tuple[int, Decoding, Generated]
-"""Generations by item and setting."""
+_BLOCK_OF_TASK = 4
+"""Items in a block, for each request that runs at a time: at its end there are fewer requests than could run."""
 
-Progress = Callable[[int, int, Row], None]
-"""Called with (lines there are, lines there will be, the newest line)."""
+_WARM_UP = 16  # tokens
 
 
-class CodeExecutionError(ValueError):
-    """A task would run what the model writes, and the caller has not allowed it."""
+def _in_turns(
+    generator: Generator, asked: Asked, settings: Sequence[Decoding], i: int, there: Collection[str]
+) -> Iterator[tuple[Decoding, Generated | None]]:
+    """All settings on one prompt, from one and the same cache, in the order of their i-th turn; with None for those
+    that are `there`."""
+    n_held = 0 if all(str(setting) in there for setting in settings) else generator.hold(asked.prompt, settings)
+    for setting in rotated(settings, i):
+        if str(setting) in there:
+            yield setting, None
+            continue
+        generator.forget(n_held)
+        yield setting, generator.generate(asked.prompt, setting, asked.max_tokens, asked.temperature, asked.seed)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The plan of a run; two runs of one plan are one run."""
-
-    task: Task
-    items: Sequence[Item]
-    settings: Sequence[Decoding]
-    examples: Sequence[Item] = ()
-    few_shot: int = 0
-    max_tokens: int = 256
-    temperature: float = 0.0
-    seed: int = 0
-    allow_code_execution: bool = False
-    conditions: tuple[tuple[str, Any], ...] = ()
-    """Other conditions of the results, by name: model files, data file, threads, versions."""
-
-    def identity(self) -> dict[str, Any]:
-        """Conditions that must be equal for lines to stand in one table, fit for JSON."""
-        return {
-            "task": self.task.name,
-            "items": [item.id for item in self.items],
-            "settings": [str(setting) for setting in self.settings],
-            "few_shot": self.few_shot,
-            "max_tokens": self.max_tokens,
-            "temperature": self.temperature,
-            "seed": self.seed,
-            **dict(self.conditions),
-        }
+# ---- Tasks -----------------------------------------------------------------------------------------------------------
 
 
-def require_permission(task: Task, allow_code_execution: bool) -> None:
-    """Raises CodeExecutionError if the task runs code and that is not allowed, SandboxError if nothing contains it."""
-    if task.runs_code and not allow_code_execution:
-        raise CodeExecutionError(
-            f"the task {task.name} executes code that the model writes; allow it with --allow-code-execution (how "
-            "it is contained is in docs/tasks.md)."
-        )
-    task.require()
-
-
-def run(
-    plan: Plan,
+def answer(
     generator: Generator,
-    folder: str | os.PathLike[str],
-    force: bool = False,
-    machine: dict[str, Any] | None = None,
-    progress: Progress | None = None,
-) -> list[Row]:
-    """Runs `plan`, or what is left of it, and returns all its lines.
+    asked: Sequence[Asked],
+    settings: Sequence[Decoding],
+    is_there: Callable[[Asked, Decoding], bool],
+) -> Iterator[tuple[Asked, Decoding, Generated]]:
+    """Generates with every setting for everything asked, once, but for what `is_there`; yields what is finished."""
+    if isinstance(generator, ParallelGenerator):
+        yield from _answer_in_blocks(generator, asked, settings, is_there)
+        return
+    n_shared = generator.share_prefix([one.prompt for one in asked])
+    for i, one in enumerate(asked):
+        there = {str(setting) for setting in settings if is_there(one, setting)}
+        generator.forget(n_shared)
+        for setting, made in _in_turns(generator, one, settings, i, there):
+            if made is not None:
+                yield one, setting, made
+
+
+def _answer_in_blocks(
+    generator: ParallelGenerator,
+    asked: Sequence[Asked],
+    settings: Sequence[Decoding],
+    is_there: Callable[[Asked, Decoding], bool],
+) -> Iterator[tuple[Asked, Decoding, Generated]]:
+    size = _BLOCK_OF_TASK * generator.n_parallel
+    for i, begin in enumerate(range(0, len(asked), size)):
+        for setting in rotated(settings, i):
+            wanted = [one for one in asked[begin : begin + size] if not is_there(one, setting)]
+            if not wanted:
+                continue
+            with contextlib.closing(generator.generate_all(wanted, setting)) as finished:
+                for one, made in finished:
+                    yield one, setting, made
+
+
+# ---- Benchmarks ------------------------------------------------------------------------------------------------------
+
+
+def require_enough(prompts: Sequence[BenchPrompt], counts: Sequence[int]) -> None:
+    """Raises ValueError if there are fewer prompts than requests at a time: they would share their prompts."""
+    if len(prompts) < max(counts):
+        raise ValueError(
+            f"{max(counts)} requests at a time need as many prompts, and there are {len(prompts)}; give more, or lower "
+            "--parallel."
+        )
+
+
+@dataclass
+class _Measurements:
+    """What was measured earlier, and what is measured now."""
+
+    known: Mapping[Key, Measured]
+    keep: Callable[[Measured], None] | None
+    progress: Callable[[int, str], None] | None
+    rows: list[Measured] = field(default_factory=list)
+
+    def add(self, row: Measured) -> None:
+        """One more, which is kept if it is new."""
+        self.rows.append(row)
+        if row.key not in self.known and self.keep is not None:
+            self.keep(row)
+        if self.progress is not None:
+            more = f", {row.n_parallel} requests" if row.n_parallel > 1 else ""
+            self.progress(len(self.rows), f"{row.prompt.id} {row.setting}{more}")
+
+
+def measure(
+    generator: Generator,
+    prompts: Sequence[BenchPrompt],
+    settings: Sequence[Decoding],
+    max_tokens: int,
+    repeats: int = 1,
+    progress: Callable[[int, str], None] | None = None,
+    known: Mapping[Key, Measured] | None = None,
+    keep: Callable[[Measured], None] | None = None,
+    sampling: Sampling = Sampling(),  # noqa: B008 - frozen
+    counts: Sequence[int] | None = None,
+) -> list[Measured]:
+    """Runs every setting on every prompt. A warm-up comes first and is not kept.
+
+    In a conversation of several turns all settings get the history with the answers of the first setting, so that they
+    are measured on the same prompts.
 
     Args:
-        folder: Of the run; made if need be.
-        force: Start over if the folder holds a run. Other files are neither touched nor a reason to resume.
-        machine: Noted in run.json with every start, for the record.
+        known: What was measured earlier and is not measured again.
+        keep: Is given everything else as soon as it is measured.
+        sampling: Every prompt of every pass has its own seed, the same for all settings.
+        counts: Requests at a time, 1..n_parallel, on a `ParallelGenerator`: every setting runs with every number of
+            them, of conversations the first turn. A block of prompts is known as a whole or measured again.
 
     Raises:
-        CodeExecutionError: the task runs code and `allow_code_execution` is off.
-        SandboxError: the task runs code and nothing contains it here.
-        OutputError: the folder holds another run or other files, cannot be written to, or is being written to.
-        ValueError: a prompt and its answer do not fit in the context, or a setting needs a drafter that is not there.
+        ValueError: a prompt and its answer do not fit in the context, there are fewer prompts than requests at a time,
+            or a setting needs a drafter that is not there.
     """
-    require_permission(plan.task, plan.allow_code_execution)
-    generator.require(plan.settings)
-    prompts = _render(plan, generator)
-    path = Path(folder)
-    require_writable(path)
-    with only_writer(path / ".lock"):
-        n_total = len(plan.items) * len(plan.settings)
-        kept = open_run(path, plan.identity(), n_total, force, machine)
-        lines = list(kept.rows)
-        done = {(line["item"], line["setting"]) for line in lines}
-        if len(done) < n_total:
-            for made in _generate(plan, generator, prompts, done):
-                lines.append(kept.append(_line(plan, generator, prompts[made[0]], made)))
-                if progress is not None:
-                    progress(len(lines), n_total, lines[-1])
-    return _in_order(plan, lines)
+    if counts:
+        require_enough(prompts, counts)
+    generator.require(settings)
+    measurements = _Measurements(known or {}, keep, progress)
+    if counts:
+        assert isinstance(generator, ParallelGenerator)
+        _measure_several(generator, prompts, settings, max_tokens, repeats, sampling, counts, measurements)
+    else:
+        _measure_alone(generator, prompts, settings, max_tokens, repeats, sampling, measurements)
+    return measurements.rows
 
 
-def _render(plan: Plan, generator: Generator) -> list[Prompt]:
-    """All prompts; raises if one, with its answer, does not fit."""
-    prompts = []
-    room = generator.n_ctx
-    for item in plan.items:
-        examples = plan.task.pick_examples(item, plan.examples, plan.few_shot) if plan.few_shot else []
-        messages = plan.task.messages(item, examples)
-        prompt = generator.render(messages, plan.task.prefix(item), plan.task.stop(item))
-        if len(prompt.tokens) + plan.max_tokens > room:
-            raise ValueError(
-                f"item {item.id!r} has a prompt of {len(prompt.tokens)} tokens, which with {plan.max_tokens} of an "
-                f"answer does not fit in the context of {room}; raise --n-ctx, or lower --few-shot or --max-tokens."
-            )
-        prompts.append(prompt)
-    return prompts
+def _measure_alone(
+    generator: Generator, prompts: Sequence[BenchPrompt], settings: Sequence[Decoding], max_tokens: int, repeats: int,
+    sampling: Sampling, measurements: _Measurements,
+) -> None:  # fmt: skip
+    known = measurements.known
+    for prompt in prompts:
+        # With answers of full length; nothing is lost in the middle because the last turn does not fit.
+        turns = [[{"role": "user", "content": text}, {"role": "assistant", "content": "."}] for text in prompt.turns]
+        _render(generator, prompt, [message for turn in turns for message in turn][:-1], max_tokens * len(turns))
+    warm_up(generator, prompts[0], settings)
+    for repeat, (i, prompt) in itertools.product(range(repeats), enumerate(prompts)):
+        messages: list[dict[str, str]] = []
+        generator.forget(0)
+        seed = sampling.seed_of(repeat * len(prompts) + i)
+        for turn, text in enumerate(prompt.turns):
+            messages.append({"role": "user", "content": text})
+            rendered = _render(generator, prompt, messages, max_tokens)
+            asked = Asked(None, rendered, max_tokens, sampling.temperature, seed)
+            keys: dict[str, Key] = {str(setting): (prompt.id, turn, repeat, str(setting), 1) for setting in settings}
+            there = {name for name, key in keys.items() if key in known}
+            answers = {}
+            for setting, made in _in_turns(generator, asked, settings, i + repeat, there):
+                name = str(setting)
+                if made is None:
+                    row = known[keys[name]]
+                else:
+                    row = Measured(prompt, turn, repeat, name, len(rendered.tokens), replace(made, records=()))
+                answers[name] = row.result.text
+                measurements.add(row)
+            messages.append({"role": "assistant", "content": answers[str(settings[0])]})
 
 
-def _generate(
-    plan: Plan, generator: Generator, prompts: Sequence[Prompt], done: set[tuple[str, str]]
-) -> Iterator[Made]:
-    if isinstance(generator, ParallelGenerator):
-        yield from _generate_in_parallel(plan, generator, prompts, done)
-        return
-    n_shared = generator.share_prefix(prompts)
-    for i, (item, prompt) in enumerate(zip(plan.items, prompts)):
-        settings = [setting for setting in rotated(plan.settings, i) if (item.id, str(setting)) not in done]
-        if not settings:
-            continue
-        generator.forget(n_shared)
-        n_held = generator.hold(prompt, plan.settings)
-        for setting in settings:
-            generator.forget(n_held)
-            yield i, setting, generator.generate(prompt, setting, plan.max_tokens, plan.temperature, _seed(plan, i))
-
-
-def _generate_in_parallel(
-    plan: Plan, generator: ParallelGenerator, prompts: Sequence[Prompt], done: set[tuple[str, str]]
-) -> Iterator[Made]:
-    size = _BLOCK * generator.n_parallel
-    for block, begin in enumerate(range(0, len(plan.items), size)):
-        for setting in rotated(plan.settings, block):
-            orders = [
-                Order(i, prompts[i], plan.max_tokens, plan.temperature, _seed(plan, i))
-                for i in range(begin, min(begin + size, len(plan.items)))
-                if (plan.items[i].id, str(setting)) not in done
-            ]
-            if not orders:
+def _measure_several(
+    generator: ParallelGenerator, prompts: Sequence[BenchPrompt], settings: Sequence[Decoding], max_tokens: int,
+    repeats: int, sampling: Sampling, counts: Sequence[int], measurements: _Measurements,
+) -> None:  # fmt: skip
+    unseeded = []
+    for i, prompt in enumerate(prompts):
+        rendered = _render(generator, prompt, [{"role": "user", "content": prompt.turns[0]}], max_tokens)
+        unseeded.append(Asked(i, rendered, max_tokens, sampling.temperature))
+    n_blocks = max(1, len(unseeded) // (_BLOCK_OF_BENCH * max(counts)))
+    blocks = [unseeded[i::n_blocks] for i in range(n_blocks)]
+    cells = [(n, setting) for setting in settings for n in counts]
+    for setting in settings:
+        warm = [replace(one, max_tokens=_WARM_UP) for one in unseeded[: max(counts)]]
+        for _ in generator.generate_all(warm, setting):
+            pass
+    for i, (repeat, some) in enumerate(itertools.product(range(repeats), blocks)):
+        block = [replace(one, seed=sampling.seed_of(repeat * len(unseeded) + one.key)) for one in some]
+        for n, setting in rotated(cells, i):
+            keys = [(prompts[one.key].id, 0, repeat, str(setting), n) for one in block]
+            if all(key in measurements.known for key in keys):
+                for key in keys:
+                    measurements.add(measurements.known[key])
                 continue
-            with contextlib.closing(generator.generate_all(orders, setting)) as made:
-                for order, generated in made:
-                    yield order.key, setting, generated
+            generator.forget_all()
+            more = (replace(one, key=None) for one in itertools.cycle(block))
+            n_wanted = len(measurements.rows) + len(block)
+            with contextlib.closing(generator.generate_all(itertools.chain(block, more), setting, n)) as finished:
+                while len(measurements.rows) < n_wanted:
+                    one, made = next(finished)
+                    if one.key is not None:
+                        measurements.add(Measured(
+                            prompts[one.key], 0, repeat, str(setting), len(one.prompt.tokens), made, n_parallel=n
+                        ))  # fmt: skip
 
 
-def _seed(plan: Plan, i: int) -> int | None:
-    return Sampling(plan.temperature, plan.seed).seed_of(i)
-
-
-def judge(task: Task, item: Item, generated: Generated) -> Verdict:
-    """The task's verdict. An output that the task cannot judge is wrong: an error would meet every resumed run again.
-
-    Raises PyflyError if it is not the output's fault (there is no sandbox any more).
-    """
-    try:
-        return task.score(item, generated.text, generated.tokens)
-    except PyflyError:
-        raise
-    except Exception as error:
-        return Verdict(False, "", "", {UNJUDGED: f"{type(error).__name__}: {error}"[:300]})
-
-
-def _line(plan: Plan, generator: Generator, prompt: Prompt, made: Made) -> Row:
-    i, setting, generated = made
-    item = plan.items[i]
-    verdict = judge(plan.task, item, generated)
-    text = generator.llm.detokenize(list(prompt.tokens), special=True).decode("utf-8", "replace")
-    return {
-        "item": item.id,
-        "setting": str(setting),
-        "group": item.unit,
-        "correct": verdict.correct,
-        "extracted": verdict.extracted,
-        "expected": verdict.expected,
-        "detail": verdict.detail,
-        "loop": find_loop(generated.tokens) is not None,
-        "finish": generated.finish,
-        "drafted_rounds": sum(1 for one in generated.rounds if one.drafted),
-        "margins": _margins(generated),
-        "decode_tokens": generated.decode_tokens,
-        "decode_seconds": generated.decode_seconds,
-        "seconds_prompt": generated.seconds_prompt,
-        "stats": generated.stats.as_dict(),
-        "prompt": text,
-        "output": generated.text,
-        "tokens": list(generated.tokens),
-    }
-
-
-def _margins(generated: Generated) -> dict[str, list[float]]:
-    """The margins in a traced generation: of loosely accepted tokens, and of tokens that a window took back."""
-    kinds = {"loose": "loose", "window": "taken back"}
-    margins: dict[str, list[float]] = {kind: [] for kind in kinds.values()}
-    for record in generated.records:
-        if record.reason in kinds and math.isfinite(record.margin):
-            margins[kinds[record.reason]].append(round(record.margin, 4))
-    return margins
-
-
-def _in_order(plan: Plan, lines: Sequence[Row]) -> list[Row]:
-    """The lines by item and setting of the plan; of one pair, the first counts."""
-    by_pair: dict[tuple[str, str], Row] = {}
-    for line in lines:
-        by_pair.setdefault((line["item"], line["setting"]), line)
-    pairs = [(item.id, str(setting)) for item in plan.items for setting in plan.settings]
-    return [by_pair[pair] for pair in pairs if pair in by_pair]
+def _render(generator: Generator, prompt: BenchPrompt, messages: list[dict[str, str]], n_answers: int) -> Prompt:
+    """The prompt of a conversation; raises ValueError if it does not fit with n_answers tokens of answers."""
+    rendered = generator.render(messages)
+    room = generator.n_ctx
+    if len(rendered.tokens) + n_answers > room:
+        raise ValueError(
+            f"prompt {prompt.id!r} has {len(rendered.tokens)} tokens, which with {n_answers} of answers does not fit "
+            f"in the context of {room}; raise --n-ctx, or lower --max-tokens."
+        )
+    return rendered

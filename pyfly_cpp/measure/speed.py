@@ -1,17 +1,17 @@
-"""Measures settings on the same prompts, taking turns, and sums up. What "speed" is: generator.py."""
+"""What a benchmark measures of each generation, and the summary of a setting. What "speed" is: generator.py."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 from pyfly_cpp.decoding import PLAIN, Decoding
 from pyfly_cpp.engine.stats import Round
 from pyfly_cpp.machine.conditions import resident_mib
 from pyfly_cpp.machine.prompt_sets import BenchPrompt
-from pyfly_cpp.measure.generator import Generated, Generator, Prompt, Sampling, rotated
+from pyfly_cpp.measure.generator import Generated, Generator
 from pyfly_cpp.measure.statistics import Interval, Timed, speed, speedup
 
 SPLIT = ("draft", "verify", "gate", "python")
@@ -34,7 +34,7 @@ class Measured:
     """Length of the prompt, tokens."""
     result: Generated
     n_parallel: int = 1
-    """Texts that ran at a time."""
+    """Requests that ran at a time."""
 
     @property
     def key(self) -> Key:
@@ -96,7 +96,7 @@ def measure_memory(generator: Generator, prompt: BenchPrompt, settings: Sequence
     def resident(setting: Decoding) -> float | None:
         generator.llm.drafter = None
         generator.forget(0)
-        _warm_up(generator, prompt, [setting])
+        warm_up(generator, prompt, [setting])
         return resident_mib()
 
     alone = resident(PLAIN)
@@ -108,79 +108,8 @@ def measure_memory(generator: Generator, prompt: BenchPrompt, settings: Sequence
     return out
 
 
-def measure(
-    generator: Generator,
-    prompts: Sequence[BenchPrompt],
-    settings: Sequence[Decoding],
-    max_tokens: int,
-    repeats: int = 1,
-    progress: Callable[[int, str], None] | None = None,
-    known: Mapping[Key, Measured] | None = None,
-    keep: Callable[[Measured], None] | None = None,
-    sampling: Sampling = Sampling(),  # noqa: B008 - frozen
-) -> list[Measured]:
-    """Runs every setting on every prompt. Who begins changes from prompt to prompt; a warm-up comes first and is not
-    kept.
-
-    In a conversation of several turns all settings get the history with the answers of the first setting, so that they
-    are measured on the same prompts.
-
-    Args:
-        known: What was measured earlier and is not measured again.
-        keep: Is given everything else as soon as it is measured.
-        sampling: Every prompt of every pass has its own seed, the same for all settings.
-
-    Raises:
-        ValueError: a prompt and its answer do not fit in the context, or a setting needs a drafter that is not there.
-    """
-    generator.require(settings)
-    for prompt in prompts:
-        # With answers of full length; nothing is lost in the middle because the last turn does not fit.
-        turns = [[{"role": "user", "content": text}, {"role": "assistant", "content": "."}] for text in prompt.turns]
-        render(generator, prompt, [message for turn in turns for message in turn][:-1], max_tokens * len(turns))
-    _warm_up(generator, prompts[0], settings)
-    measured: list[Measured] = []
-    for repeat in range(repeats):
-        for i, prompt in enumerate(prompts):
-            messages: list[dict[str, str]] = []
-            generator.forget(0)
-            for turn, text in enumerate(prompt.turns):
-                messages.append({"role": "user", "content": text})
-                rendered = render(generator, prompt, messages, max_tokens)
-                turns_of = rotated(settings, i + repeat)
-                there = [(known or {}).get((prompt.id, turn, repeat, str(setting), 1)) for setting in turns_of]
-                n_held = generator.hold(rendered, settings) if None in there else 0
-                for setting, earlier in zip(turns_of, there):
-                    if earlier is None:
-                        generator.forget(n_held)
-                        seed = sampling.seed_of(repeat * len(prompts) + i)
-                        made = generator.generate(rendered, setting, max_tokens, sampling.temperature, seed)
-                        result = replace(made, records=())
-                        measured.append(Measured(prompt, turn, repeat, str(setting), len(rendered.tokens), result))
-                        if keep is not None:
-                            keep(measured[-1])
-                    else:
-                        measured.append(earlier)
-                    if progress is not None:
-                        progress(len(measured), f"{prompt.id} {setting}")
-                reference = next(m for m in reversed(measured) if m.setting == str(settings[0]))
-                messages.append({"role": "assistant", "content": reference.result.text})
-    return measured
-
-
-def render(generator: Generator, prompt: BenchPrompt, messages: list[dict[str, str]], n_answers: int) -> Prompt:
-    """The prompt of a conversation; raises ValueError if it does not fit with n_answers tokens of answers."""
-    rendered = generator.render(messages)
-    room = generator.n_ctx
-    if len(rendered.tokens) + n_answers > room:
-        raise ValueError(
-            f"prompt {prompt.id!r} has {len(rendered.tokens)} tokens, which with {n_answers} of answers does not fit "
-            f"in the context of {room}; raise --n-ctx, or lower --max-tokens."
-        )
-    return rendered
-
-
-def _warm_up(generator: Generator, prompt: BenchPrompt, settings: Sequence[Decoding]) -> None:
+def warm_up(generator: Generator, prompt: BenchPrompt, settings: Sequence[Decoding]) -> None:
+    """Generates a few tokens with each setting."""
     rendered = generator.render([{"role": "user", "content": prompt.turns[0]}])
     for setting in settings:
         generator.generate(rendered, setting, 16)

@@ -15,8 +15,9 @@ from pyfly_cpp.machine.prompt_sets import BenchPrompt, pick_prompts, read_prompt
 from pyfly_cpp.machine.rows import DataError
 from pyfly_cpp.measure import tables as report
 from pyfly_cpp.measure.generator import Generated, Sampling
-from pyfly_cpp.measure.load import measure_parallel, summarise_loads
-from pyfly_cpp.measure.speed import Measured, Memory, measure, measure_memory, summarise
+from pyfly_cpp.measure.load import summarise_loads
+from pyfly_cpp.measure.runner import measure
+from pyfly_cpp.measure.speed import Measured, Memory, measure_memory, summarise
 from pyfly_cpp.measure.statistics import for_json
 
 SETTINGS = [
@@ -169,7 +170,7 @@ def test_several_at_once(generators):
     """Every prompt counts once for each setting and number, however many run again to keep the batch full."""
     _, parallel = generators
     prompts, settings = read_prompts()[:6], [PLAIN, EXACT, Decoding.parse("exact lookup")]
-    rows = measure_parallel(parallel, prompts, settings, (1, 3), 24)
+    rows = measure(parallel, prompts, settings, 24, counts=(1, 3))
     assert len(rows) == 6 * 3 * 2 == len({(m.prompt.id, m.setting, m.n_parallel) for m in rows})
     for m in rows:
         assert len({other.result.tokens for other in rows if other.prompt.id == m.prompt.id}) == 1

@@ -16,7 +16,8 @@ from pyfly_cpp.decoding.presets import load_preset, save_preset
 from pyfly_cpp.decoding.resolve import Resolved
 from pyfly_cpp.machine.prompt_sets import read_prompts
 from pyfly_cpp.measure import tables as report
-from pyfly_cpp.measure.speed import measure, summarise
+from pyfly_cpp.measure.runner import measure
+from pyfly_cpp.measure.speed import summarise
 from pyfly_cpp.measure.statistics import Interval
 from pyfly_cpp.measure.sweep import THRESHOLDS, Point, agreement, fastest, make_preset, points_of, read_sweep
 

@@ -16,8 +16,9 @@ from pyfly_cpp.cli.measuring import Session
 from pyfly_cpp.decoding import EXACT, PLAIN, Decoding
 from pyfly_cpp.machine.files import OutputError
 from pyfly_cpp.machine.rows import DataError, read_lines_so_far
-from pyfly_cpp.measure import journal, runner
+from pyfly_cpp.measure import evaluation, journal
 from pyfly_cpp.measure import quality as report
+from pyfly_cpp.measure.generator import Sampling
 from pyfly_cpp.measure.tasks.gsm8k import Gsm8k
 from pyfly_cpp.measure.tasks.humaneval import HumanEval
 from pyfly_cpp.measure.tasks.registry import get_task
@@ -29,7 +30,7 @@ SETTINGS = (PLAIN, EXACT, Decoding.parse("margin:0.5 reconverge"))
 def plan(data, n=3, max_tokens=24, **changes):
     items = get_task("gsm8k").read(data / "gsm8k_sample.jsonl")[:n]
     arguments = {"task": get_task("gsm8k"), "items": items, "settings": SETTINGS, "max_tokens": max_tokens, **changes}
-    return runner.Plan(**arguments)
+    return evaluation.Plan(**arguments)
 
 
 def without_time(line):
@@ -50,7 +51,9 @@ def table_without_time(lines):
 
 def test_a_run(data, generator, tmp_path):
     seen = []
-    lines = runner.run(plan(data), generator, tmp_path / "run", progress=lambda done, n, line: seen.append((done, n)))
+    lines = evaluation.run(
+        plan(data), generator, tmp_path / "run", progress=lambda done, n, line: seen.append((done, n))
+    )
     assert [(line["item"], line["setting"]) for line in lines] == [
         (item.id, str(setting)) for item in plan(data).items for setting in SETTINGS
     ]
@@ -58,14 +61,14 @@ def test_a_run(data, generator, tmp_path):
     for plain, exact in zip(lines[::3], lines[1::3]):
         assert plain["output"] == exact["output"], "exact is the target's own text"
     assert sorted(entry.name for entry in (tmp_path / "run").iterdir()) == ["items.jsonl", "run.json"]
-    again = runner.run(plan(data), generator, tmp_path / "run")
+    again = evaluation.run(plan(data), generator, tmp_path / "run")
     assert again == lines, "a finished run is read, not repeated"
 
 
 def test_a_traced_run_keeps_margins_and_counts_rounds_that_drafted(data, generator, tmp_path, monkeypatch):
     monkeypatch.setattr(generator.llm, "trace", True)
     loose = [*SETTINGS[:2], Decoding.parse("margin:0.5")]
-    lines = runner.run(plan(data, n=6, settings=loose), generator, tmp_path)
+    lines = evaluation.run(plan(data, n=6, settings=loose), generator, tmp_path)
     for plain, _, line in zip(lines[::3], lines[1::3], lines[2::3]):
         assert plain["drafted_rounds"] == 0 < line["drafted_rounds"] <= line["stats"]["rounds"]
         margins = line["margins"]
@@ -75,30 +78,30 @@ def test_a_traced_run_keeps_margins_and_counts_rounds_that_drafted(data, generat
 
 
 def test_turns_change_from_item_to_item(data, generator, tmp_path):
-    runner.run(plan(data), generator, tmp_path)
+    evaluation.run(plan(data), generator, tmp_path)
     rows = [json.loads(line) for line in (tmp_path / "items.jsonl").read_text().splitlines()]
     assert [row["setting"] for row in rows[::3]] == [str(s) for s in SETTINGS]
 
 
 @pytest.mark.parametrize("cut", [1, -1, -40])
 def test_a_torn_last_line_is_written_again(data, generator, tmp_path, cut):
-    lines = runner.run(plan(data), generator, tmp_path)
+    lines = evaluation.run(plan(data), generator, tmp_path)
     path = tmp_path / "items.jsonl"
     whole = path.read_bytes()
     last = whole.rstrip(b"\n").rfind(b"\n") + 1
     path.write_bytes(whole[: last + cut] if cut > 0 else whole[:cut])
-    again = runner.run(plan(data), generator, tmp_path)
+    again = evaluation.run(plan(data), generator, tmp_path)
     assert [without_time(line) for line in again] == [without_time(line) for line in lines]
     assert path.read_bytes().count(b"\n") == 9
 
 
 def test_a_middle_line_that_is_broken_is_refused(data, generator, tmp_path):
-    runner.run(plan(data), generator, tmp_path)
+    evaluation.run(plan(data), generator, tmp_path)
     path = tmp_path / "items.jsonl"
     rows = path.read_bytes().split(b"\n")
     path.write_bytes(b"\n".join([rows[0], b"{broken", *rows[2:]]))
     with pytest.raises(DataError, match="line 2: not JSON"):
-        runner.run(plan(data), generator, tmp_path)
+        evaluation.run(plan(data), generator, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -106,27 +109,27 @@ def test_a_middle_line_that_is_broken_is_refused(data, generator, tmp_path):
     [
         ({"max_tokens": 25}, "max_tokens"),
         ({"settings": SETTINGS[:2]}, "settings"),
-        ({"seed": 1}, "seed"),
+        ({"sampling": Sampling(seed=1)}, "seed"),
         ({"conditions": (("model", "another"),)}, "model"),
         ({"n": 2}, "items"),
     ],
 )
 def test_runs_do_not_mix(data, generator, tmp_path, changes, name):
-    lines = runner.run(plan(data), generator, tmp_path)
+    lines = evaluation.run(plan(data), generator, tmp_path)
     before = (tmp_path / "items.jsonl").read_bytes()
     with pytest.raises(OutputError, match=rf"other {name}.*--force"):
-        runner.run(plan(data, **changes), generator, tmp_path)
+        evaluation.run(plan(data, **changes), generator, tmp_path)
     assert (tmp_path / "items.jsonl").read_bytes() == before
-    assert len(runner.run(plan(data, **changes), generator, tmp_path, force=True)) <= len(lines)
+    assert len(evaluation.run(plan(data, **changes), generator, tmp_path, force=True)) <= len(lines)
 
 
 def test_strange_folders_are_left_alone(data, generator, tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(OutputError, match=r"holds thesis\.txt"):
-        runner.run(plan(data), generator, tmp_path)
+        evaluation.run(plan(data), generator, tmp_path)
     (tmp_path / "file").write_text("x")
     with pytest.raises(OutputError, match="cannot be written to"):
-        runner.run(plan(data), generator, tmp_path / "file")
+        evaluation.run(plan(data), generator, tmp_path / "file")
     assert (tmp_path / "thesis.txt").read_text() == "mine"
 
 
@@ -134,24 +137,24 @@ def test_strange_folders_are_left_alone(data, generator, tmp_path):
 def test_files_of_the_same_name_are_left_alone(data, generator, tmp_path, force):
     (tmp_path / "items.jsonl").write_text("mine")
     with pytest.raises(OutputError, match=r"holds items\.jsonl"):
-        runner.run(plan(data), generator, tmp_path, force=force)
+        evaluation.run(plan(data), generator, tmp_path, force=force)
     (tmp_path / "run.json").write_text('{"mine": 1}')
     with pytest.raises(OutputError, match="was not written by this program"):
-        runner.run(plan(data), generator, tmp_path, force=force)
+        evaluation.run(plan(data), generator, tmp_path, force=force)
     assert (tmp_path / "items.jsonl").read_text() == "mine" and (tmp_path / "run.json").read_text() == '{"mine": 1}'
 
 
 def test_force_starts_over_beside_other_files(data, generator, tmp_path):
-    lines = runner.run(plan(data), generator, tmp_path)
+    lines = evaluation.run(plan(data), generator, tmp_path)
     (tmp_path / "log.txt").write_text("mine")
-    again = runner.run(plan(data), generator, tmp_path, force=True)
+    again = evaluation.run(plan(data), generator, tmp_path, force=True)
     assert [without_time(line) for line in again] == [without_time(line) for line in lines]
     assert (tmp_path / "log.txt").read_text() == "mine"
     assert len((tmp_path / "items.jsonl").read_text().splitlines()) == len(lines)
 
 
 def test_all_settings_start_from_the_same_cache(data, generator, tmp_path):
-    lines = runner.run(plan(data), generator, tmp_path)
+    lines = evaluation.run(plan(data), generator, tmp_path)
     prefilled = {line["stats"]["prefilled"] for line in lines}
     assert len(prefilled) == 1, "whoever begins an item evaluates no more of its prompt than the others"
 
@@ -161,18 +164,18 @@ def test_two_writers(data, generator, tmp_path):
     with open(tmp_path / ".lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(OutputError, match="another process"):
-            runner.run(plan(data), generator, tmp_path)
+            evaluation.run(plan(data), generator, tmp_path)
 
 
 def test_code_needs_permission(data, generator, tmp_path, containment):
     task = HumanEval(containment=containment)
     items = task.read(data / "humaneval_sample.jsonl")[:1]
     wanted = plan(data, task=task)
-    with pytest.raises(runner.CodeExecutionError, match="--allow-code-execution"):
-        runner.run(wanted, generator, tmp_path / "a")
+    with pytest.raises(evaluation.CodeExecutionError, match="--allow-code-execution"):
+        evaluation.run(wanted, generator, tmp_path / "a")
     assert not (tmp_path / "a").exists()
-    allowed = runner.Plan(task, items, (EXACT,), max_tokens=16, allow_code_execution=True)
-    (line,) = runner.run(allowed, generator, tmp_path / "a")
+    allowed = evaluation.Plan(task, items, (EXACT,), max_tokens=16, allow_code_execution=True)
+    (line,) = evaluation.run(allowed, generator, tmp_path / "a")
     assert line["correct"] is False and line["detail"]["status"] in ("failed", "timeout", "exited")
 
 
@@ -196,12 +199,12 @@ class Breaks(Gsm8k):
 def test_an_output_that_cannot_be_judged_is_wrong_and_met_once(data, generator, tmp_path, error):
     whole = plan(data)
     task = Breaks(error, bad={whole.items[0].id})
-    lines = runner.run(plan(data, task=task), generator, tmp_path)
+    lines = evaluation.run(plan(data, task=task), generator, tmp_path)
     assert len(lines) == task.n_scored == 9
     for line in lines[:3]:
         assert line["correct"] is False and type(error).__name__ in line["detail"]["unjudged"] and line["output"]
     assert all("unjudged" not in line["detail"] for line in lines[3:])
-    assert runner.run(plan(data, task=task), generator, tmp_path) == lines and task.n_scored == 9
+    assert evaluation.run(plan(data, task=task), generator, tmp_path) == lines and task.n_scored == 9
     table = report.summarise(lines, [str(s) for s in SETTINGS], 3)
     assert any("3 outputs could not be judged" in note for note in report.notes(table))
     assert "strict" in table.rows[0].also, "what the other items have beside it is still told"
@@ -210,15 +213,15 @@ def test_an_output_that_cannot_be_judged_is_wrong_and_met_once(data, generator, 
 def test_a_sandbox_that_stops_working_ends_the_run_without_a_verdict(data, generator, tmp_path):
     task = Breaks(SandboxError("the sandbox cannot be set up"), bad={plan(data).items[1].id})
     with pytest.raises(SandboxError):
-        runner.run(plan(data, task=task), generator, tmp_path)
+        evaluation.run(plan(data, task=task), generator, tmp_path)
     task.bad = set()
-    lines = runner.run(plan(data, task=task), generator, tmp_path)
+    lines = evaluation.run(plan(data, task=task), generator, tmp_path)
     assert len(lines) == 9 and not any("unjudged" in line["detail"] for line in lines)
 
 
 def test_too_long_prompts_are_told_before_the_first_is_run(data, generator, tmp_path):
     with pytest.raises(ValueError, match=r"item 'gsm8k-test-0'.*raise --n-ctx"):
-        runner.run(plan(data, max_tokens=1000), generator, tmp_path / "a")
+        evaluation.run(plan(data, max_tokens=1000), generator, tmp_path / "a")
     assert not (tmp_path / "a").exists()
 
 
@@ -232,9 +235,9 @@ def verdicts(lines):
 def test_several_at_once_give_the_verdicts_of_one_after_the_other(data, generators, tmp_path, temperature):
     alone, parallel = generators
     settings = (*SETTINGS, Decoding.parse("exact lookup k=3"))
-    wanted = plan(data, n=8, settings=settings, temperature=temperature)
-    lines = runner.run(wanted, alone, tmp_path / "alone")
-    assert verdicts(runner.run(wanted, parallel, tmp_path / "parallel")) == verdicts(lines)
+    wanted = plan(data, n=8, settings=settings, sampling=Sampling(temperature))
+    lines = evaluation.run(wanted, alone, tmp_path / "alone")
+    assert verdicts(evaluation.run(wanted, parallel, tmp_path / "parallel")) == verdicts(lines)
 
 
 @pytest.mark.slow
@@ -242,23 +245,23 @@ def test_several_at_once_stopped_and_resumed(data, generators, tmp_path):
     """Stopped wherever a line is written; the other items of the block are neither lost nor made twice."""
     _, parallel = generators
     wanted = plan(data, n=4)
-    calm = runner.run(wanted, parallel, tmp_path / "calm")
+    calm = evaluation.run(wanted, parallel, tmp_path / "calm")
 
     def stop(done, n_total, line):
         raise KeyboardInterrupt
 
     for n in range(1, 12):
         with pytest.raises(KeyboardInterrupt):
-            runner.run(wanted, parallel, tmp_path / "stopped", progress=stop)
+            evaluation.run(wanted, parallel, tmp_path / "stopped", progress=stop)
         assert len(read_lines_so_far(tmp_path / "stopped" / "items.jsonl")[0]) == n
-    lines = runner.run(wanted, parallel, tmp_path / "stopped")
+    lines = evaluation.run(wanted, parallel, tmp_path / "stopped")
     assert verdicts(lines) == verdicts(calm) and len(lines) == 12
 
 
 def test_the_seconds_of_several_at_once_are_shares_of_the_time_it_took(data, generators, tmp_path):
     _, parallel = generators
     begun = time.perf_counter()
-    lines = runner.run(plan(data, n=6, settings=(PLAIN,), max_tokens=60), parallel, tmp_path)
+    lines = evaluation.run(plan(data, n=6, settings=(PLAIN,), max_tokens=60), parallel, tmp_path)
     took = time.perf_counter() - begun
     decoding, prompts = (sum(line[name] for line in lines) for name in ("decode_seconds", "seconds_prompt"))
     assert all(line["decode_seconds"] > 0 for line in lines)
@@ -270,14 +273,14 @@ CHILD = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from test_runner import plan
+from test_evaluation import plan
 from pyfly_cpp import DraftModel, FlyLlama
 from pyfly_cpp.decoding.resolve import Resolved
-from pyfly_cpp.measure import runner
+from pyfly_cpp.measure import evaluation
 from pyfly_cpp.measure.generator import Generator
 llm = FlyLlama(sys.argv[2], n_ctx=1024, n_threads=1, n_threads_batch=1, verbose=False)
 generator = Generator(llm, Resolved((DraftModel(sys.argv[3]),)))
-runner.run(plan(Path(sys.argv[5]), n=12, max_tokens=160), generator, sys.argv[4])
+evaluation.run(plan(Path(sys.argv[5]), n=12, max_tokens=160), generator, sys.argv[4])
 """
 
 
