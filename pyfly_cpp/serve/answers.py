@@ -14,16 +14,16 @@ from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.engine.output import Piece, Token
 from pyfly_cpp.grammar.response_format import schema_of
 from pyfly_cpp.grammar.schemas import Framed
-from pyfly_cpp.serve.api_errors import ApiError, bad_request
-from pyfly_cpp.serve.grammars import Constraint
-from pyfly_cpp.serve.orders import (
-    AnswerOrder,
+from pyfly_cpp.serve.answer_requests import (
+    AnswerRequest,
     read_logit_bias,
     read_sampling,
     read_seeds,
     read_stop,
     written,
 )
+from pyfly_cpp.serve.api_errors import ApiError, bad_request
+from pyfly_cpp.serve.grammars import Constraint
 from pyfly_cpp.serve.served_model import Model
 from pyfly_cpp.serve.settings import Settings
 from pyfly_cpp.serve.timings import Progress, Timings
@@ -35,7 +35,7 @@ Event = dict[str, Any]
 class Answer(Protocol):
     """A request that was understood. It is fed with pieces; the answer is the same event by event and as a whole."""
 
-    orders: list[AnswerOrder]
+    requests: list[AnswerRequest]
     """The texts that it wants."""
     stream: bool
     """Whether it wants events."""
@@ -85,7 +85,7 @@ class Shared:
         self.tells_progress = bool(body.get("return_progress"))
         self.with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
         self.with_records = bool(body.get("records"))
-        self.orders: list[AnswerOrder] = []
+        self.requests: list[AnswerRequest] = []
         self.headers: dict[str, str] = {}
         self.n_prompt_tokens = 0
         self.n_tokens: dict[int, int] = {}
@@ -94,12 +94,12 @@ class Shared:
         self.created = int(time.time())
         self.system_fingerprint = system_fingerprint(written(decoding))
 
-    def order(
+    def ask(
         self, prompts: Sequence[Sequence[int]], max_tokens: int | None, stop: list[str], grammar: Constraint | None,
         n_logprobs: int | None, echo: bool = False, new_processor: Callable[[], Any] | None = None,
         shown: frozenset[int] = frozenset(),
     ) -> None:  # fmt: skip
-        """Orders n texts of each prompt. Raises ApiError: that cannot be."""
+        """Asks for n answers to each prompt. Raises ApiError: that cannot be."""
         body, limits = self.body, self.settings.limits
         self.require_few(len(prompts))
         n_batch = self.model.n_batch
@@ -118,15 +118,15 @@ class Shared:
             room = _require_room(prompt, self.model)
             self.n_prompt_tokens += len(prompt)
             most = min(room, limits.max_tokens if max_tokens is None else min(max_tokens, limits.max_tokens))
-            self.orders += [
-                AnswerOrder(
+            self.requests += [
+                AnswerRequest(
                     tuple(prompt), most, sampling, seed, texts_of_stop, bias, grammar, n_logprobs, echo,
                     self.with_records, self.decoding, new_processor=new_processor, shown=shown,
                     line_seconds=line_seconds,
                 )
                 for seed in seeds
             ]  # fmt: skip
-        self.timings = [Timings() for _ in self.orders]
+        self.timings = [Timings() for _ in self.requests]
 
     def most_tokens(self, default: int) -> int | None:
         """The longest answer that the request asks for; None: as the context allows."""

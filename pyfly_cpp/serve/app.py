@@ -19,6 +19,7 @@ from starlette.routing import Mount, Route
 from pyfly_cpp._version import __version__
 from pyfly_cpp.engine.output import Piece
 from pyfly_cpp.serve import requests
+from pyfly_cpp.serve.answer_requests import read_decoding, read_sampling, settings_of, written
 from pyfly_cpp.serve.answers import Answer, Event, system_fingerprint
 from pyfly_cpp.serve.api_errors import ApiError, bad_request, internal, stopping
 from pyfly_cpp.serve.chat import ChatAnswer
@@ -26,7 +27,6 @@ from pyfly_cpp.serve.embeddings import Embeddings
 from pyfly_cpp.serve.messages import Message, as_chat
 from pyfly_cpp.serve.native import Infill, Native
 from pyfly_cpp.serve.openapi import describe
-from pyfly_cpp.serve.orders import read_decoding, read_sampling, settings_of, written
 from pyfly_cpp.serve.pages import Pages
 from pyfly_cpp.serve.prompt_reading import ChatPrompt
 from pyfly_cpp.serve.responses import Response as ResponseAnswer
@@ -178,11 +178,11 @@ class _Answers(_Checked):
         if service.log.wants_texts:
             more["request"] = given.value
         answer = await service.understand(request, given, self._kind, service.model, service.settings, body, decoding)
-        answer.orders = [replace(order, owner=scope.get(OWNER, 0)) for order in answer.orders]
+        answer.requests = [replace(one, owner=scope.get(OWNER, 0)) for one in answer.requests]
         unknown = [name for name, value in given.value.items() if value is not None and name not in fields]
         if unknown:
             answer.headers["X-Pyfly-Ignored"] = header_of(unknown)
-        texts = [""] * len(answer.orders)
+        texts = [""] * len(answer.requests)
         work = self._stream if answer.stream else self._whole
         try:
             await while_there(receive, work(answer, client_of(scope), send, texts))
@@ -191,7 +191,7 @@ class _Answers(_Checked):
                 more["texts"] = texts
 
     async def _whole(self, answer: Answer, whose: str, send: Any, texts: list[str]) -> None:
-        n_tokens = sum(len(order.prompt) + order.max_tokens for order in answer.orders)
+        n_tokens = sum(len(one.prompt) + one.max_tokens for one in answer.requests)
         async with closing(self.service.pieces(answer, whose)) as pieces:
             async for i, piece in pieces:
                 if piece is not None:

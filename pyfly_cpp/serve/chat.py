@@ -33,12 +33,12 @@ class ChatAnswer(Shared):
         top = int(body.get("top_logprobs") or 0)
         if top and not body.get("logprobs"):
             raise bad_request("top_logprobs needs logprobs: true.", "top_logprobs")
-        self.order(
+        self.ask(
             [prompt.tokens], max_tokens, prompt.stop, prompt.grammar, top if body.get("logprobs") else None,
             new_processor=None if prompt.budget is None or prompt.grammar is not None else self._ending(prompt.budget),
             shown=model.marker_tokens,
         )  # fmt: skip
-        self._choices = [_Choice(self, i) for i in range(len(self.orders))]
+        self._choices = [_Choice(self, i) for i in range(len(self.requests))]
 
     def _ending(self, budget: int) -> Callable[[], Budget]:
         """What makes the logits processor that ends the thoughts of an answer after so many tokens."""
@@ -52,7 +52,7 @@ class ChatAnswer(Shared):
 
     def begin(self) -> Iterable[Event]:
         """Who speaks."""
-        for i in range(len(self.orders)):
+        for i in range(len(self.requests)):
             yield self.chunk([_event(i, {"role": "assistant", "content": None})])
 
     def take(self, i: int, piece: Piece) -> Iterable[Event]:
@@ -90,7 +90,7 @@ class _Choice:
         """Tokens of the thoughts, with their markers."""
         self._n_told: list[int] = []  # characters of the arguments of each call
         self._text: list[str] = []
-        self._logprobs = None if owner.orders[i].n_logprobs is None else Entries()
+        self._logprobs = None if owner.requests[i].n_logprobs is None else Entries()
         self._finish: str | None = None
         self._told = Told()
 

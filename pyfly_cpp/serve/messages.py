@@ -8,11 +8,11 @@ from typing import Any
 
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.engine.output import Piece
+from pyfly_cpp.serve.answer_requests import AnswerRequest
 from pyfly_cpp.serve.answers import Event
 from pyfly_cpp.serve.api_errors import ApiError, bad_request
 from pyfly_cpp.serve.chat import ChatAnswer
 from pyfly_cpp.serve.contents import read_content
-from pyfly_cpp.serve.orders import AnswerOrder
 from pyfly_cpp.serve.served_model import Model
 from pyfly_cpp.serve.settings import Settings
 from pyfly_cpp.serve.timings import Progress
@@ -37,7 +37,7 @@ class Message:
                               more={"details": unsupported})  # fmt: skip
         self._chat = ChatAnswer(model, settings, as_chat(body), decoding)
         self._name = settings.name
-        self.orders: list[AnswerOrder] = self._chat.orders
+        self.requests: list[AnswerRequest] = self._chat.requests
         self.headers = self._chat.headers
         self.stream = bool(body.get("stream"))
         self._id = f"msg_{uuid.uuid4().hex}"

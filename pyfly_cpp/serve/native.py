@@ -8,11 +8,11 @@ from typing import Any
 
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.engine.output import Piece, Token
+from pyfly_cpp.serve.answer_requests import AnswerRequest, settings_of
 from pyfly_cpp.serve.answers import Event, Shared, Told, read_format
 from pyfly_cpp.serve.api_errors import ApiError
 from pyfly_cpp.serve.contents import listed
 from pyfly_cpp.serve.infill import infill_prompt
-from pyfly_cpp.serve.orders import AnswerOrder, settings_of
 from pyfly_cpp.serve.served_model import Model
 from pyfly_cpp.serve.settings import Settings
 from pyfly_cpp.serve.timings import Progress
@@ -32,8 +32,8 @@ class Native(Shared):
         super().__init__(model, settings, body, decoding)
         self._max_tokens = self.most_tokens(settings.default_max_tokens or -1)
         grammar = read_format(body)
-        self.order(self._prompts(), self._max_tokens, [], grammar, int(body.get("n_probs") or 0) or None)
-        self._texts = [_Text(self, i, order) for i, order in enumerate(self.orders)]
+        self.ask(self._prompts(), self._max_tokens, [], grammar, int(body.get("n_probs") or 0) or None)
+        self._texts = [_Text(self, i, request) for i, request in enumerate(self.requests)]
 
     def _prompts(self) -> list[list[int]]:
         given = listed(self.body["prompt"])
@@ -85,10 +85,10 @@ class Infill(Native):
 class _Text:
     """One text of the answer."""
 
-    def __init__(self, owner: Native, i: int, order: AnswerOrder) -> None:
+    def __init__(self, owner: Native, i: int, request: AnswerRequest) -> None:
         self._owner = owner
         self._i = i
-        self._order = order
+        self._request = request
         self._text: list[str] = []
         self._ids, self._all_probabilities, self._records = Entries(), Entries(), Told()
         self.last = Piece("")
@@ -119,17 +119,17 @@ class _Text:
     def _told(self, piece: Piece) -> dict[str, Any]:
         return {
             "content": piece.text, "tokens": [token.id for token in piece.tokens],
-            "tokens_predicted": self._owner.n_tokens[self._i], "tokens_evaluated": len(self._order.prompt),
+            "tokens_predicted": self._owner.n_tokens[self._i], "tokens_evaluated": len(self._request.prompt),
             **self._probabilities(piece.tokens), **self._owner.told(piece),
         }  # fmt: skip
 
     def final(self) -> dict[str, Any]:
         """The last event: all of it but text and tokens."""
-        owner, order, last = self._owner, self._order, self.last
-        n_all = len(order.prompt) + owner.n_tokens[self._i]
+        owner, request, last = self._owner, self._request, self.last
+        n_all = len(request.prompt) + owner.n_tokens[self._i]
         return {
             **self._told(last), "index": self._i, "stop": True, "model": owner.settings.name,
-            "prompt": owner.model.text(order.prompt, True),
+            "prompt": owner.model.text(request.prompt, True),
             "generation_settings": self._settings(), "has_new_line": any("\n" in text for text in self._text),
             "truncated": last.finish == "length" and n_all >= owner.model.batch.n_ctx,
             "stop_type": _STOP_TYPES[last.cause or "eog"], "stopping_word": last.stop_string, "tokens_cached": n_all,
@@ -137,18 +137,18 @@ class _Text:
         }  # fmt: skip
 
     def _settings(self) -> dict[str, Any]:
-        order = self._order
+        request = self._request
         return {
-            **settings_of(order.sampling), "seed": order.seed, "n_predict": order.max_tokens,
-            "max_tokens": order.max_tokens, "stop": list(order.stop), "stream": self._owner.stream,
-            "n_probs": order.n_logprobs or 0, "grammar": "" if order.grammar is None else order.grammar.text,
+            **settings_of(request.sampling), "seed": request.seed, "n_predict": request.max_tokens,
+            "max_tokens": request.max_tokens, "stop": list(request.stop), "stream": self._owner.stream,
+            "n_probs": request.n_logprobs or 0, "grammar": "" if request.grammar is None else request.grammar.text,
             "ignore_eos": bool(self._owner.body.get("ignore_eos")),
             "logit_bias": [{"token": token, "bias": bias if math.isfinite(bias) else None}
-                           for token, bias in order.logit_bias],
+                           for token, bias in request.logit_bias],
         }  # fmt: skip
 
     def _probabilities(self, tokens: Iterable[Token]) -> dict[str, Any]:
-        if self._order.n_logprobs is None:
+        if self._request.n_logprobs is None:
             return {}
         told = [self._owner.told_logprobs(token) for token in tokens if token.logprobs is not None]
         return {"completion_probabilities": told}

@@ -22,9 +22,9 @@ from pyfly_cpp.engine.stats import Stats
 from pyfly_cpp.engine.vocabulary import Vocabulary
 from pyfly_cpp.llama.fly_batch import FlyBatch
 from pyfly_cpp.llama.prompting import Rendered, chat_handler, render_chat
+from pyfly_cpp.serve.answer_requests import AnswerRequest
 from pyfly_cpp.serve.api_errors import ApiError, bad_request
 from pyfly_cpp.serve.contents import read_object
-from pyfly_cpp.serve.orders import AnswerOrder
 from pyfly_cpp.serve.templates import handler_of
 
 _MOST_BYTES_OF_TOKEN = 64
@@ -237,7 +237,7 @@ class Model:
 
     # ---- Texts -------------------------------------------------------------------------------------------------------
 
-    def write(self, order: AnswerOrder, on_progress: Callable[[int], None]) -> Handle:
+    def write(self, wanted: AnswerRequest, on_progress: Callable[[int], None]) -> Handle:
         """Has a text written; its chunks are pieces (engine/output.py).
 
         Args:
@@ -248,21 +248,21 @@ class Model:
             ValueError: the decoding or the sampling cannot be.
         """
         llm = self._llm
-        sampling = dict(order.sampling)
-        if order.grammar is not None:
-            sampling["grammar"] = LlamaGrammar.from_string(order.grammar.text, verbose=False)
-        processors = [bias_processor(order.logit_bias)] if order.logit_bias else []
-        processors += [order.new_processor()] if order.new_processor else []
+        sampling = dict(wanted.sampling)
+        if wanted.grammar is not None:
+            sampling["grammar"] = LlamaGrammar.from_string(wanted.grammar.text, verbose=False)
+        processors = [bias_processor(wanted.logit_bias)] if wanted.logit_bias else []
+        processors += [wanted.new_processor()] if wanted.new_processor else []
         request = llm.new_request(
-            order.prompt,
+            wanted.prompt,
             llm.new_output(
-                order.prompt, order.stop, order.max_tokens, order.n_logprobs, order.line_seconds, order.shown
+                wanted.prompt, wanted.stop, wanted.max_tokens, wanted.n_logprobs, wanted.line_seconds, wanted.shown
             ),
-            n_prompt_logprobs=order.n_logprobs if order.echo else None,
+            n_prompt_logprobs=wanted.n_logprobs if wanted.echo else None,
             logits_processor=LogitsProcessorList(processors) if processors else None,
             sampling=sampling,
         )
-        request.owner = order.owner
+        request.owner = wanted.owner
 
         told = -1
 
@@ -272,9 +272,11 @@ class Model:
                 told = request.slot.n_evaluated
                 on_progress(told)
             elif event == "round" and len(request.arrivals) == 1:
-                on_progress(len(order.prompt))
+                on_progress(len(wanted.prompt))
 
-        return self.batch.write(request, seed=order.seed, decoding=order.decoding, trace=order.records, on_event=tell)
+        return self.batch.write(
+            request, seed=wanted.seed, decoding=wanted.decoding, trace=wanted.records, on_event=tell
+        )
 
 
 def _with_arguments_as_texts(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

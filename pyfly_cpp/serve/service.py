@@ -20,6 +20,7 @@ from pyfly_cpp.engine.handle import Handle
 from pyfly_cpp.engine.output import Piece
 from pyfly_cpp.errors import ContextFullError, NotFiniteError
 from pyfly_cpp.grammar.readers import Unavailable
+from pyfly_cpp.serve.answer_requests import AnswerRequest
 from pyfly_cpp.serve.answers import Answer
 from pyfly_cpp.serve.api_errors import ApiError, bad_request, internal, stopping
 from pyfly_cpp.serve.body import Body, read_json
@@ -27,7 +28,6 @@ from pyfly_cpp.serve.embedder import Embedder
 from pyfly_cpp.serve.grammars import Constraint, Grammars
 from pyfly_cpp.serve.logs import Log
 from pyfly_cpp.serve.metrics import Metrics
-from pyfly_cpp.serve.orders import AnswerOrder
 from pyfly_cpp.serve.reading import Reading
 from pyfly_cpp.serve.requests import RequestBody as Fields
 from pyfly_cpp.serve.served_model import Model
@@ -110,15 +110,16 @@ class Service:
             ApiError: there is no room, the request cannot be served, or the server ends.
         """
         arrived = time.monotonic()
-        orders = await self._with_grammars(answer, whose)
-        with self.turns.admitted(len(orders)) as ticket:
+        requests = await self._with_grammars(answer, whose)
+        with self.turns.admitted(len(requests)) as ticket:
             events: _Events = asyncio.Queue()
             tasks = [
-                asyncio.ensure_future(self._write(i, order, ticket, events, arrived)) for i, order in enumerate(orders)
+                asyncio.ensure_future(self._write(i, request, ticket, events, arrived))
+                for i, request in enumerate(requests)
             ]
             tasks.append(asyncio.ensure_future(self._beat(events)))
             try:
-                n_left = len(orders)
+                n_left = len(requests)
                 while n_left:
                     i, piece = await events.get()
                     if isinstance(piece, BaseException):
@@ -141,13 +142,13 @@ class Service:
                 self.metrics.embedded_tokens.inc(len(tokens))
                 yield vector
 
-    async def _with_grammars(self, answer: Answer, whose: str) -> list[AnswerOrder]:
-        """The orders with grammars that were tried; the answer's headers tell what those do not enforce."""
+    async def _with_grammars(self, answer: Answer, whose: str) -> list[AnswerRequest]:
+        """The requests with grammars that were tried; the answer's headers tell what those do not enforce."""
         known: dict[Constraint, Constraint] = {}
-        for order in answer.orders:
-            if order.grammar is not None and order.grammar not in known:
+        for request in answer.requests:
+            if request.grammar is not None and request.grammar not in known:
                 try:
-                    known[order.grammar] = await self.grammars.compile(order.grammar, whose)
+                    known[request.grammar] = await self.grammars.compile(request.grammar, whose)
                 except Unavailable as failure:
                     self.log.warn(str(failure))
                     raise ApiError(
@@ -160,7 +161,8 @@ class Service:
         if loose:
             answer.headers["X-Pyfly-Not-Enforced"] = header_of(loose)
         return [
-            order if order.grammar is None else replace(order, grammar=known[order.grammar]) for order in answer.orders
+            request if request.grammar is None else replace(request, grammar=known[request.grammar])
+            for request in answer.requests
         ]
 
     async def _beat(self, events: _Events) -> None:
@@ -171,7 +173,7 @@ class Service:
             await asyncio.sleep(most)
 
     async def _write(
-        self, i: int, order: AnswerOrder, ticket: Ticket, events: _Events,
+        self, i: int, request: AnswerRequest, ticket: Ticket, events: _Events,
         arrived: float,
     ) -> None:  # fmt: skip
         most = self.settings.limits.max_seconds
@@ -180,17 +182,17 @@ class Service:
 
         def tell(n: int) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(events.put_nowait, (i, Progress(n, len(order.prompt))))
+                loop.call_soon_threadsafe(events.put_nowait, (i, Progress(n, len(request.prompt))))
 
         try:
             async with ticket.turn(most):
                 # A grammar takes its time to be read.
-                handle = self.model.write(order, tell) if order.grammar is None else \
-                    await asyncio.to_thread(self.model.write, order, tell)  # fmt: skip
+                handle = self.model.write(request, tell) if request.grammar is None else \
+                    await asyncio.to_thread(self.model.write, request, tell)  # fmt: skip
                 self._running.add(handle)
                 timer = loop.call_later(most, handle.finish, "length")
                 last = arrived
-                self.metrics.prompt_tokens.inc(len(order.prompt))
+                self.metrics.prompt_tokens.inc(len(request.prompt))
                 try:
                     async for piece in handle:
                         now = time.monotonic()
@@ -206,9 +208,9 @@ class Service:
         except concurrent.futures.CancelledError:  # not asyncio's
             events.put_nowait((i, stopping()))
         except Exception as failure:
-            events.put_nowait((i, self._told(failure, order)))
+            events.put_nowait((i, self._told(failure, request)))
 
-    def _told(self, failure: Exception, order: AnswerOrder) -> ApiError:
+    def _told(self, failure: Exception, request: AnswerRequest) -> ApiError:
         """The message to the client about a failure."""
         if isinstance(failure, ApiError):
             return failure
@@ -219,7 +221,7 @@ class Service:
             return bad_request(str(failure), code="context_length_exceeded")
         if self.turns.is_closed:
             return stopping()
-        if isinstance(failure, NotFiniteError) and order.shapes_rows:
+        if isinstance(failure, NotFiniteError) and request.shapes_rows:
             return bad_request(
                 "the grammar, logit_bias and penalties of the request together leave no token to choose."
             )

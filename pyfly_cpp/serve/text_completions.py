@@ -36,8 +36,8 @@ class TextAnswer(Shared):
         max_tokens = self.most_tokens(_DEFAULT_TOKENS)
         n_logprobs = None if body.get("logprobs") is None else int(body["logprobs"])
         grammar = read_format(body)
-        self.order(prompts, max_tokens, [], grammar, n_logprobs, self._echo and n_logprobs is not None)
-        self._choices = [_Choice(self, i) for i in range(len(self.orders))]
+        self.ask(prompts, max_tokens, [], grammar, n_logprobs, self._echo and n_logprobs is not None)
+        self._choices = [_Choice(self, i) for i in range(len(self.requests))]
 
     def _prompt(self, prompt: Any) -> list[int]:
         suffix = self.body.get("suffix")
@@ -80,10 +80,10 @@ class _Choice:
         self._owner = owner
         self._i = i
         self._echo = bool(owner.body.get("echo"))
-        self._order = owner.orders[i]
+        self._request = owner.requests[i]
         self._has_begun = False
         self._text: list[str] = []
-        self._logprobs: dict[str, Entries] | None = None if self._order.n_logprobs is None else {}
+        self._logprobs: dict[str, Entries] | None = None if self._request.n_logprobs is None else {}
         self._n_chars = len(owner.prompt_text(i)) if isinstance(owner.given(i), str) else 0
         self._finish: str | None = None
         self._told = Told()
@@ -117,7 +117,9 @@ class _Choice:
         model, tokens = self._owner.model, list[Token]()
         if piece.prompt is not None:
             self._n_chars = 0
-            tokens = prompt_tokens(self._order.prompt, lambda token: model.vocabulary.piece(token, True), piece.prompt)
+            tokens = prompt_tokens(
+                self._request.prompt, lambda token: model.vocabulary.piece(token, True), piece.prompt
+            )
             given = self._owner.given(self._i)
             has_own = isinstance(given, list) and not isinstance(given[0], str)
             if not has_own and [token.id for token in tokens[:1]] == model.own_beginning():  # we put it there

@@ -122,7 +122,7 @@ def filling(tiny_target_f32, tmp_path_factory):
 def prompt_of(server, **body):
     """The tokens before, between and behind the three that stand around a gap."""
     answer = Infill(server.service.model, server.service.settings, {"n_predict": 8, **body}, EXACT_DECODING)
-    return list(answer.orders[0].prompt)
+    return list(answer.requests[0].prompt)
 
 
 @pytest.mark.parametrize(

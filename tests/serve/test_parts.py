@@ -11,11 +11,11 @@ import pytest
 
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.engine.stats import Stats
+from pyfly_cpp.serve.answer_requests import read_decoding, written
 from pyfly_cpp.serve.api_errors import ApiError
 from pyfly_cpp.serve.body import check, parse
 from pyfly_cpp.serve.metrics import Metrics
 from pyfly_cpp.serve.openapi import describe
-from pyfly_cpp.serve.orders import read_decoding, written
 from pyfly_cpp.serve.requests import ChatRequest, DetokenizeRequest
 from pyfly_cpp.serve.tools import Tools
 from pyfly_cpp.serve.turns import Turns

@@ -1,5 +1,5 @@
-"""The demands of a request on each answer, whatever its route: an `AnswerOrder`, made of the fields that all routes
-share."""
+"""The demands of a body on each of its answers, whatever its route: an `AnswerRequest`, made of the fields that all
+routes share."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _PENALTIES = {"repeat_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty
 
 
 @dataclass(frozen=True)
-class AnswerOrder:
-    """One text to be written."""
+class AnswerRequest:
+    """One answer that is wanted: the request that the engine will run, before it has its turn."""
 
     prompt: tuple[int, ...]
     max_tokens: int
