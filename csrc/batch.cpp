@@ -101,7 +101,7 @@ void Batch::resume(int32_t slot, size_t n_keep, const int32_t * tokens, size_t n
 
 void Batch::end(int32_t slot, size_t n_keep) {
     Request & t = request(slot);
-    t.schedule.used = ++n_steps_;
+    t.schedule.used = ++n_iterations_;
     t.schedule.is_waiting = false;
     if (t.sequence.has_request()) {
         has_freed_ = true;
@@ -118,15 +118,15 @@ void Batch::want(int32_t slot, int32_t n_room) {
     request(slot).schedule.n_room = n_room;
 }
 
-// Whether another request is in the middle of its rounds: it is not to be delayed by more than a chunk.
+// Whether another request is in the middle of its steps: it is not to be delayed by more than a chunk.
 bool Batch::delays_another(const Request & of) const {
     return std::any_of(requests_.begin(), requests_.end(),
                        [&](const Request & t) { return &t != &of && t.is_midway(); });
 }
 
-// Tokens that may go with a request's round.
-size_t Batch::n_with_round(const Request & t) const {
-    if (t.sequence.n_rounds() == 0 && drafting_.drafts_behind_prompt(t)) {
+// Tokens that may go with a request's step.
+size_t Batch::n_with_step(const Request & t) const {
+    if (t.sequence.n_steps() == 0 && drafting_.drafts_behind_prompt(t)) {
         return 1;
     }
     return static_cast<size_t>(delays_another(t) ? chunks_.n() : target_.n_batch());
@@ -137,7 +137,7 @@ size_t Batch::n_left(int32_t slot) const {
     if (!t.sequence.is_active()) {
         throw Error(PYFLY_STATUS_INVALID, "no sequence was begun");
     }
-    const size_t n = t.sequence.n_left(n_with_round(t));
+    const size_t n = t.sequence.n_left(n_with_step(t));
     return n > 0 ? n : drafting_.n_behind(t);
 }
 
@@ -158,7 +158,7 @@ const std::vector<Batch::Progress> & Batch::step() {
     if (requests.empty()) {
         throw Error(PYFLY_STATUS_INVALID, "no sequence was begun");
     }
-    n_steps_++;
+    n_iterations_++;
     Parts parts;
     parts.n_chunk = static_cast<size_t>(chunks_.n());
     for (Request * t : requests) {
@@ -170,28 +170,28 @@ const std::vector<Batch::Progress> & Batch::step() {
     }
     has_freed_ = false;
 
-    const bool is_chunked = !parts.rounds.empty() || std::any_of(parts.joining.begin(), parts.joining.end(),
-                                                                 [&](const Request * t) { return delays_another(*t); });
+    const bool is_chunked = !parts.steps.empty() || std::any_of(parts.joining.begin(), parts.joining.end(),
+                                                                [&](const Request * t) { return delays_another(*t); });
     const size_t n_most = is_chunked ? parts.n_chunk : static_cast<size_t>(target_.n_batch());
     const Plans prompts = plan_prompts(parts.joining, n_most);
-    Plans plans = plan_rounds(parts.rounds);
+    Plans plans = plan_steps(parts.steps);
     plans.insert(plans.end(), prompts.begin(), prompts.end());
     evaluation_.run(plans);
 
     progress_.clear();
     for (const Request * t : requests) {
-        progress_.push_back({t->slot(), t->schedule.is_waiting, t->schedule.has_had_round, t->failure});
+        progress_.push_back({t->slot(), t->schedule.is_waiting, t->schedule.has_had_step, t->failure});
     }
     return progress_;
 }
 
-// What a request does in this step: it waits, a part of its prompt is evaluated, its drafters catch up, or it has a
-// round.
+// What a request does in this iteration: it waits, a part of its prompt is evaluated, its drafters catch up, or it has
+// a step.
 void Batch::assign(Request & t, Parts & parts) {
     t.failure = {};
-    t.schedule.has_had_round = false;
-    t.schedule.used = n_steps_;
-    t.sequence.begin_step();
+    t.schedule.has_had_step = false;
+    t.schedule.used = n_iterations_;
+    t.sequence.begin_iteration();
     if (t.sequence.transcript().n() > static_cast<size_t>(target_.n_ctx())) {
         t.failure = {PYFLY_STATUS_CONTEXT_FULL, "the context of " + std::to_string(target_.n_ctx()) +
                                                     " tokens is full; raise n_ctx or start a new sequence"};
@@ -202,8 +202,8 @@ void Batch::assign(Request & t, Parts & parts) {
     if (t.schedule.is_waiting || waits_for_prefix(t)) {
         return;
     }
-    const bool has_prompt = t.sequence.n_rounds() == 0 && delays_another(t);
-    if (t.sequence.n_left(has_prompt ? std::min(parts.n_chunk, n_with_round(t)) : n_with_round(t)) > 0) {
+    const bool has_prompt = t.sequence.n_steps() == 0 && delays_another(t);
+    if (t.sequence.n_left(has_prompt ? std::min(parts.n_chunk, n_with_step(t)) : n_with_step(t)) > 0) {
         parts.joining.push_back(&t);
     } else if (const size_t n_behind = drafting_.n_behind(t); n_behind > 0) {
         if (!delays_another(t)) {
@@ -214,13 +214,13 @@ void Batch::assign(Request & t, Parts & parts) {
         }
     } else {
         t.schedule.is_prepared = true;
-        parts.rounds.push_back(&t);
+        parts.steps.push_back(&t);
         parts.n_chunk -= has_prompt ? std::min(parts.n_chunk, t.sequence.n_unevaluated() - 1) : 0;
     }
 }
 
 // Drafts for these requests.
-Plans Batch::plan_rounds(const std::vector<Request *> & requests) {
+Plans Batch::plan_steps(const std::vector<Request *> & requests) {
     std::vector<Draft> drafts = drafting_.draft(requests);
     std::vector<Request *> rolled_back; // they draft again, from there
     Plans plans;
@@ -230,23 +230,23 @@ Plans Batch::plan_rounds(const std::vector<Request *> & requests) {
             continue; // its drafter failed, or it had to make room
         }
         if (drafts[i].tokens.empty() && t.sequence.be_silent()) {
-            if (t.sequence.n_left(n_with_round(t)) == 0) {
+            if (t.sequence.n_left(n_with_step(t)) == 0) {
                 rolled_back.push_back(&t);
             }
             continue;
         }
         try {
-            plans.push_back({&t, t.sequence.plan_round(std::move(drafts[i]))});
+            plans.push_back({&t, t.sequence.plan_step(std::move(drafts[i]))});
         } catch (const std::exception &) {
             if (current_failure().status == PYFLY_STATUS_CONTEXT_FULL && evaluation_.make_room()) {
-                t.sequence.postpone(); // there is room in the next step
+                t.sequence.postpone(); // there is room in the next iteration
             } else {
                 t.stop(false);
             }
         }
     }
     if (!rolled_back.empty()) {
-        const Plans more = plan_rounds(rolled_back);
+        const Plans more = plan_steps(rolled_back);
         plans.insert(plans.end(), more.begin(), more.end());
     }
     return plans;
@@ -282,7 +282,7 @@ bool Batch::waits_for_prefix(Request & t) {
             longest = &held;
             n_longest = n_shareable;
         }
-        if (other.is_running() && other.schedule.order < t.schedule.order && other.sequence.n_rounds() == 0) {
+        if (other.is_running() && other.schedule.order < t.schedule.order && other.sequence.n_steps() == 0) {
             const std::vector<int32_t> & theirs = other.sequence.transcript().history();
             const size_t n_most = std::min(history.size(), theirs.size()) - 1;
             const size_t n_alike = n_common(history.data(), n_most, theirs.data(), n_most);
@@ -299,7 +299,7 @@ bool Batch::waits_for_prefix(Request & t) {
 }
 
 // Chunks of prompts, the oldest request's first, at most n_most tokens together. Rows of a prompt last until the target
-// evaluates again, so only one request's are kept in a step, and it comes last.
+// evaluates again, so only one request's are kept in an iteration, and it comes last.
 Plans Batch::plan_prompts(const std::vector<Request *> & joining, size_t n_most) {
     Plans plans, with_rows;
     for (Request * t : joining) {

@@ -58,20 +58,20 @@ class Batch {
     // How many more tokens are wanted of a request, >= 1. Counts down with what is committed, never below 1.
     void want(int32_t slot, int32_t n_room);
 
-    // Tokens of the prompt, or of what has to be evaluated again, before the request's next round; 0: the next step
-    // brings a round.
+    // Tokens of the prompt, or of what has to be evaluated again, before the request's next step; 0: the next iteration
+    // brings it.
     size_t n_left(int32_t slot) const;
 
-    // Every running request goes on: with a chunk of its prompt or with a round, unless it waits.
+    // An iteration: every running request goes on, with a chunk of its prompt or with a step, unless it waits.
     struct Progress {
         int32_t slot;
         bool is_waiting;
-        bool is_round;   // it has taken what came of a round
-        Failure failure; // the request stopped in this step; only end() may follow
+        bool is_step;    // it has taken what came of a step
+        Failure failure; // the request stopped in this iteration; only end() may follow
     };
     const std::vector<Progress> & step();
 
-    // Why the request in this slot stopped in the last step, if it did.
+    // Why the request in this slot stopped in the last iteration, if it did.
     const Failure & failure(int32_t slot) const { return request(slot).failure; }
 
     void reset_stats(int32_t slot) { request(slot).sequence.reset_stats(); }
@@ -82,28 +82,28 @@ class Batch {
     const Request & request(int32_t slot) const { return requests_[static_cast<size_t>(slot)]; }
     std::vector<Request *> running_by_age();
     bool delays_another(const Request & of) const;
-    size_t n_with_round(const Request & request) const;
+    size_t n_with_step(const Request & request) const;
     bool may_return(const Request & request) const;
     bool waits_for_prefix(Request & request);
 
-    // What the requests do in a step.
+    // What the requests do in an iteration.
     struct Parts {
         std::vector<Request *> joining; // a part of their prompt is evaluated
-        std::vector<Request *> rounds;
+        std::vector<Request *> steps;
         size_t n_chunk = 0; // what is left of a chunk for prompts
         bool is_older_waiting = false;
     };
     void assign(Request & request, Parts & parts);
     Plans plan_prompts(const std::vector<Request *> & joining, size_t n_most);
-    Plans plan_rounds(const std::vector<Request *> & requests);
+    Plans plan_steps(const std::vector<Request *> & requests);
 
     Model & target_;
     std::vector<Request> requests_;
     Drafting drafting_;
     PromptChunks chunks_;
     Evaluation evaluation_;
-    int64_t n_begun_ = 0, n_steps_ = 0;
-    bool has_freed_ = false; // a request ended since the last step
+    int64_t n_begun_ = 0, n_iterations_ = 0;
+    bool has_freed_ = false; // a request ended since the last iteration
     std::vector<Progress> progress_;
 };
 

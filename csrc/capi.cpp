@@ -59,7 +59,7 @@ void require_slot(const pyfly_batch * batch, int32_t slot) {
 extern "C" {
 
 int32_t pyfly_abi_version(void) {
-    return 6;
+    return 7;
 }
 
 const char * pyfly_llama_cpp_python_version(void) {
@@ -115,8 +115,8 @@ pyfly_status pyfly_verify(const float * logits, size_t n_vocab, const int32_t * 
             require_tokens(answered, static_cast<size_t>(n_answered), n_vocab, "answered token");
         }
         const pyfly::Verified verified =
-            pyfly::verify_round(logits, vocabulary, draft, n_draft, draft_logits, target_tokens,
-                                pyfly::GateExpression(gate, n_gate), *window, answered, n_answered, seed);
+            pyfly::verify_step(logits, vocabulary, draft, n_draft, draft_logits, target_tokens,
+                               pyfly::GateExpression(gate, n_gate), *window, answered, n_answered, seed);
         std::copy(verified.decisions.begin(), verified.decisions.end(), decisions);
         std::copy(verified.tokens.begin(), verified.tokens.end(), tokens);
         *n_tokens = verified.tokens.size();
@@ -313,7 +313,7 @@ pyfly_status pyfly_batch_step(pyfly_batch * batch, pyfly_progress * progress, si
         size_t n = 0;
         for (const pyfly::Batch::Progress & p : batch->impl.step()) {
             const size_t n_records = batch->impl.at(p.slot).transcript().records().size();
-            progress[n++] = {p.slot, p.failure.status, p.is_waiting ? 1 : 0, p.is_round ? 1 : 0, n_records};
+            progress[n++] = {p.slot, p.failure.status, p.is_waiting ? 1 : 0, p.is_step ? 1 : 0, n_records};
         }
         *n_progress = n;
     });

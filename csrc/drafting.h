@@ -13,7 +13,7 @@ namespace pyfly {
 
 struct BatchDrafter {
     Drafter * drafter; // borrowed
-    int32_t draft_max; // most tokens it drafts in a round
+    int32_t draft_max; // most tokens it drafts in a step
 };
 
 class Drafting {
@@ -47,7 +47,7 @@ class Drafting {
     // What the drafters hold of a slot's request goes.
     void forget(int32_t slot);
 
-    // Tokens of the request that a drafter which will be asked soon has to evaluate, before the request's first round.
+    // Tokens of the request that a drafter which will be asked soon has to evaluate, before the request's first step.
     size_t n_behind(const Request & request) const;
 
     // Of the n tokens that the target holds of a request that begins, as many as need not be evaluated again.
@@ -72,13 +72,13 @@ class Drafting {
     // A request is about to end, of which the caller was given the first n tokens.
     void end_request(const Request & request, size_t n);
 
-    // The request has taken what came of a round.
+    // The request has taken what came of a step.
     void learn(Request & request);
 
     const Governor * governor() const { return governor_.get(); }
 
   private:
-    // A request that drafts in this step.
+    // A request that drafts in this iteration.
     struct Turn {
         Request * request;
         Draft draft;

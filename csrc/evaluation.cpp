@@ -9,16 +9,16 @@ namespace pyfly {
 
 namespace {
 
-// Rows of a round and none of a prompt.
-bool is_all_round(const Plan & plan) {
+// Rows of a step and none of a prompt.
+bool is_step(const Plan & plan) {
     const Sequence & sequence = plan.request->sequence;
-    return plan.span.first_row == 0 && !(sequence.config().all_rows && sequence.n_rounds() == 0);
+    return plan.span.first_row == 0 && !(sequence.config().all_rows && sequence.n_steps() == 0);
 }
 
-// Nothing but rounds, of requests that are evaluated together: their time says what such a batch costs.
-bool are_rounds(const Plans & plans) {
+// Nothing but steps, of requests that are evaluated together: their time says what such a batch costs.
+bool are_steps(const Plans & plans) {
     return !plans.empty() && std::all_of(plans.begin(), plans.end(), [](const Plan & plan) {
-        return is_all_round(plan) && plan.request->is_running() && !plan.request->schedule.is_suspect;
+        return is_step(plan) && plan.request->is_running() && !plan.request->schedule.is_suspect;
     });
 }
 
@@ -30,11 +30,11 @@ size_t rows_of(const Plans & plans) {
     return n;
 }
 
-// Tokens of spans that are no rounds, or not only.
+// Tokens of spans that are no steps, or not only.
 size_t n_of_prompts(const Plans & plans) {
     size_t n = 0;
     for (const Plan & plan : plans) {
-        n += is_all_round(plan) ? 0 : plan.span.n;
+        n += is_step(plan) ? 0 : plan.span.n;
     }
     return n;
 }
@@ -48,7 +48,7 @@ void Evaluation::evaluate(const std::vector<Span> & spans) {
 
 void Evaluation::run(const Plans & plans) {
     const size_t n_rows = rows_of(plans);
-    const bool is_telling = are_rounds(plans);
+    const bool is_telling = are_steps(plans);
     const size_t n_parts = is_telling ? parts_.choose(n_rows, plans.size()) : 1;
 
     Plans part;
@@ -79,9 +79,8 @@ void Evaluation::run(const Plans & plans) {
         drafting_.observe_target(static_cast<int32_t>(n_rows), static_cast<double>(*us));
     }
     if (us.value_or(0) > 0) {
-        const auto is_round = [](const Plan & plan) { return is_all_round(plan); };
-        const bool has_rounds = std::any_of(plans.begin(), plans.end(), is_round);
-        chunks_.observe(n_of_prompts(plans), has_rounds, static_cast<double>(*us));
+        const bool has_steps = std::any_of(plans.begin(), plans.end(), is_step);
+        chunks_.observe(n_of_prompts(plans), has_steps, static_cast<double>(*us));
     }
 }
 
@@ -141,12 +140,12 @@ void Evaluation::take(const Plans & plans, int64_t us) {
     const int64_t n_rows = static_cast<int64_t>(rows_of(plans));
     for (size_t i = 0; i < plans.size(); i++) {
         Request & t = *plans[i].request;
-        const int32_t n_rounds = t.sequence.n_rounds();
+        const int32_t n_steps = t.sequence.n_steps();
         try {
             t.sequence.take(i, us * static_cast<int64_t>(plans[i].span.n) / n_rows);
-            if (t.sequence.n_rounds() > n_rounds) {
-                t.schedule.is_suspect = false; // not before: what made its batch fail may be the row of a round
-                t.had_round();
+            if (t.sequence.n_steps() > n_steps) {
+                t.schedule.is_suspect = false; // not before: what made its batch fail may be the row of a step
+                t.had_step();
                 drafting_.learn(t);
             }
         } catch (const std::exception &) {

@@ -12,7 +12,7 @@
 
 namespace pyfly {
 
-// What a request wants evaluated in a step.
+// What a request wants evaluated in an iteration.
 struct Plan {
     Request * request;
     Span span;
@@ -28,11 +28,11 @@ class Evaluation {
     // Evaluates spans in one batch and shows them to the drafters; throws Error.
     void evaluate(const std::vector<Span> & spans);
 
-    // Evaluates the plans of running requests, in this order; each request takes what came of its own. Many rounds may
+    // Evaluates the plans of running requests, in this order; each request takes what came of its own. Many steps may
     // go in several batches, see policy/parts.h.
     //
     // Where there is no room for all, make_room() makes some. A batch that fails otherwise is tried again in halves, so
-    // that only the request stops that cannot be evaluated alone; where trying again has to wait for a later step,
+    // that only the request stops that cannot be evaluated alone; where trying again has to wait for a later iteration,
     // because a recurrent memory was lost, the requests of that batch are evaluated alone until then.
     void run(const Plans & plans);
 

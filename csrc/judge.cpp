@@ -43,7 +43,7 @@ void count_rejection(const pyfly_record & record, pyfly_stats & stats) {
 }
 
 // Of the target's own choice.
-pyfly_record make_record(size_t position, int32_t choice, int32_t round) {
+pyfly_record make_record(size_t position, int32_t choice, int32_t step) {
     pyfly_record record = {};
     record.position = static_cast<int32_t>(position);
     record.token = choice;
@@ -51,7 +51,7 @@ pyfly_record make_record(size_t position, int32_t choice, int32_t round) {
     record.choice = choice;
     record.reason = -1;
     record.drafter = -1;
-    record.round = round;
+    record.step = step;
     record.entropy = record.margin = record.logprob = not_measured;
     return record;
 }
@@ -78,9 +78,8 @@ int32_t Judge::draw_draft(const float * row, size_t n, std::vector<Weights> & dr
     return draw(drawn.back(), random_.uniform());
 }
 
-void Judge::settle(const Draft & draft, int32_t round, const Rows & rows, Transcript & transcript,
-                   pyfly_stats & stats) {
-    for (size_t i = 0; settle_position(draft, i, round, rows(i), transcript, stats); i++) {
+void Judge::settle(const Draft & draft, int32_t step, const Rows & rows, Transcript & transcript, pyfly_stats & stats) {
+    for (size_t i = 0; settle_position(draft, i, step, rows(i), transcript, stats); i++) {
     }
     settled_ = random_;
 }
@@ -104,16 +103,16 @@ int32_t Judge::choose(const Draft & draft, size_t i, const float * row) {
     return choose_beside(p, draft.q(i), draft.tokens[i], random_);
 }
 
-// Settles position i of a round. Returns whether the round goes on. Positions come one after the other, because what
+// Settles position i of a step. Returns whether the step goes on. Positions come one after the other, because what
 // the sampler does at one depends on the tokens before it.
-bool Judge::settle_position(const Draft & draft, size_t i, int32_t round, const float * row, Transcript & transcript,
+bool Judge::settle_position(const Draft & draft, size_t i, int32_t step, const float * row, Transcript & transcript,
                             pyfly_stats & stats) {
     const int64_t position = static_cast<int64_t>(transcript.n());
     transcript.keep_sampler(*sampler_);
     const int32_t choice = choose(draft, i, row);
     const bool is_drafted = i < draft.tokens.size();
     const int32_t token = is_drafted ? draft.tokens[i] : choice;
-    pyfly_record record = make_record(transcript.n(), choice, round);
+    pyfly_record record = make_record(transcript.n(), choice, step);
 
     if (token == choice) {
         if (is_drafted) {
@@ -127,7 +126,7 @@ bool Judge::settle_position(const Draft & draft, size_t i, int32_t round, const 
         Window::Outcome outcome = is_drafted ? window_.match(position) : window_.own(position);
         const bool is_last = !is_drafted || vocabulary_->is_eog(choice);
         if (!outcome && is_last) {
-            outcome = end_round(choice);
+            outcome = end_step(choice);
         }
         conclude(outcome, transcript, stats);
         return !is_last && !outcome;
@@ -177,7 +176,7 @@ bool Judge::settle_position(const Draft & draft, size_t i, int32_t round, const 
         count_rejection(record, stats);
         sampler_->accept(choice);
         transcript.push(record, row, {draft.tokens.begin() + static_cast<std::ptrdiff_t>(i), draft.tokens.end()});
-        outcome = end_round(choice);
+        outcome = end_step(choice);
     }
     conclude(outcome, transcript, stats);
     return false;
@@ -211,9 +210,9 @@ pyfly_reason Judge::judge_mismatch(const Draft & draft, size_t i, bool is_safe, 
     return record.margin < impossible_margin ? PYFLY_REASON_LOOSE : PYFLY_REASON_SAFETY;
 }
 
-// A round ends with the target's choice; so may the request, with which no window stays open.
-Window::Outcome Judge::end_round(int32_t choice) {
-    return vocabulary_->is_eog(choice) ? window_.give_up() : window_.end_of_round();
+// A step ends with the target's choice; so may the request, with which no window stays open.
+Window::Outcome Judge::end_step(int32_t choice) {
+    return vocabulary_->is_eog(choice) ? window_.give_up() : window_.end_of_step();
 }
 
 // Acts on what the window decided.

@@ -1,4 +1,4 @@
-// One position of a round: sampler, safety, gate and window decide, the transcript takes the token. No llama.h.
+// One position of a step: sampler, safety, gate and window decide, the transcript takes the token. No llama.h.
 #pragma once
 
 #include <functional>
@@ -15,7 +15,7 @@
 
 namespace pyfly {
 
-// What one round drafted for a request.
+// What one step drafted for a request.
 struct Draft {
     int32_t drafter = -1; // index, -1: none
     std::vector<int32_t> tokens;
@@ -34,10 +34,10 @@ class Judge {
     Judge(const Vocabulary & vocabulary, GateExpression gate, const pyfly_window_config & window, bool measures,
           int64_t answer_begin, std::unique_ptr<Sampler> sampler, Random random);
 
-    // Settles a round, rows(i) [n_vocab] being the target's logits at its position i; i = draft.tokens.size(): those of
+    // Settles a step, rows(i) [n_vocab] being the target's logits at its position i; i = draft.tokens.size(): those of
     // the bonus. Throws Error(PYFLY_STATUS_NOT_FINITE) for a row without a distribution.
     using Rows = std::function<const float *(size_t i)>;
-    void settle(const Draft & draft, int32_t round, const Rows & rows, Transcript & transcript, pyfly_stats & stats);
+    void settle(const Draft & draft, int32_t step, const Rows & rows, Transcript & transcript, pyfly_stats & stats);
 
     // Settles position i of a draft as if the draft began there, and what follows as far as its window needs that.
     void settle_one(const Draft & draft, size_t i, const Rows & rows, Transcript & transcript, pyfly_stats & stats);
@@ -45,7 +45,7 @@ class Judge {
     // Whether choices are drawn by speculative sampling; not where a choice is an argmax.
     bool draws() const { return gate_.draws() && sampler_->distributions() != nullptr; }
 
-    // A round's draft begins, in place of one that was not settled: it is drawn with the same numbers. So a round that
+    // A step's draft begins, in place of one that was not settled: it is drawn with the same numbers. So a step that
     // could not be evaluated leaves no trace, whatever it had drafted. Requires draws(), as does what follows.
     void begin_draft() { random_ = settled_; }
 
@@ -75,12 +75,12 @@ class Judge {
     const Random & random() const { return settled_; }
 
   private:
-    bool settle_position(const Draft & draft, size_t i, int32_t round, const float * row, Transcript & transcript,
+    bool settle_position(const Draft & draft, size_t i, int32_t step, const float * row, Transcript & transcript,
                          pyfly_stats & stats);
     int32_t choose(const Draft & draft, size_t i, const float * row);
     pyfly_reason judge_mismatch(const Draft & draft, size_t i, bool is_safe, const Transcript & transcript,
                                 pyfly_record & record) const;
-    Window::Outcome end_round(int32_t choice);
+    Window::Outcome end_step(int32_t choice);
     void conclude(const Window::Outcome & outcome, Transcript & transcript, pyfly_stats & stats);
     void measure(pyfly_record & record, const float * shaped_row, int32_t drafted) const;
     size_t n_vocab() const { return static_cast<size_t>(vocabulary_->n()); }
@@ -91,7 +91,7 @@ class Judge {
     bool measures_;
     int64_t answer_begin_;
     std::unique_ptr<Sampler> sampler_;
-    Random random_, settled_; // now, and behind the last round
+    Random random_, settled_; // now, and behind the last step
 };
 
 } // namespace pyfly

@@ -137,7 +137,7 @@ class Measuring {
     // Rows that one batch can have here.
     int32_t n_rows_most() const { return std::min({target_.n_batch(), target_.n_ctx(), CostCurve::n_max}); }
 
-    // Batches of 1, 2, 3, 4, 6, ... rows, up to as many as all texts may have in a step.
+    // Batches of 1, 2, 3, 4, 6, ... rows, up to as many as all requests may have in an iteration.
     void measure_rows() {
         int32_t deepest = 0;
         for (const BatchDrafter & d : batch_.drafters()) {

@@ -25,8 +25,8 @@ void Request::begin() {
     learning.outcomes.begin();
 }
 
-void Request::had_round() {
-    schedule.has_had_round = true;
+void Request::had_step() {
+    schedule.has_had_step = true;
     const int64_t n = schedule.n_room - static_cast<int64_t>(sequence.transcript().records().size());
     schedule.n_room = static_cast<int32_t>(std::max<int64_t>(n, 1));
 }

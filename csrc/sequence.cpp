@@ -65,7 +65,7 @@ void Sequence::begin(RequestConfig config, std::vector<int32_t> history, std::op
     choose_kept(n_held);
     planned_ = Planned::nothing;
     prompt_row_begin_ = prompt_row_end_ = 0;
-    round_ = 0;
+    step_ = 0;
     is_active_ = has_request_ = true;
     is_broken_ = false;
 }
@@ -90,20 +90,20 @@ void Sequence::resume(size_t n_keep, const int32_t * tokens, size_t n_tokens) {
 
 void Sequence::reset_stats() {
     stats_ = {};
-    counts_round_ = false;
+    counts_step_ = false;
 }
 
-// The caller takes only the tokens before position n of what the last round committed.
+// The caller takes only the tokens before position n of what the last step committed.
 void Sequence::uncount(size_t n) {
-    if (counts_round_) {
+    if (counts_step_) {
         transcript_.uncount(static_cast<int64_t>(n), stats_);
         const std::vector<pyfly_record> & records = transcript_.records();
-        stats_.rounds -= !records.empty() && records.front().position >= static_cast<int64_t>(n) ? 1 : 0;
-        counts_round_ = false;
+        stats_.steps -= !records.empty() && records.front().position >= static_cast<int64_t>(n) ? 1 : 0;
+        counts_step_ = false;
     }
 }
 
-// Most drafts of a round.
+// Most drafts of a step.
 int64_t Sequence::draft_max() const {
     int64_t n = 0;
     for (const int32_t k : config_.draft_max) {
@@ -175,18 +175,18 @@ size_t Sequence::next_kept() const {
     return next == kept_.end() ? everything : *next;
 }
 
-size_t Sequence::n_left(size_t n_with_round) const {
+size_t Sequence::n_left(size_t n_with_step) const {
     const size_t n_batch = static_cast<size_t>(target_->n_batch());
-    // The first round evaluates the end of the prompt together with its draft; if every row is wanted, only the last
+    // The first step evaluates the end of the prompt together with its draft; if every row is wanted, only the last
     // token. So does a recurrent target, whose state before it is worth a checkpoint: another answer starts from there.
-    const bool is_alone = round_ == 0 && (config_.all_rows || is_limited());
-    const size_t n_first = is_alone ? 1 : std::min(n_batch, std::max<size_t>(n_with_round, 1));
+    const bool is_alone = step_ == 0 && (config_.all_rows || is_limited());
+    const size_t n_first = is_alone ? 1 : std::min(n_batch, std::max<size_t>(n_with_step, 1));
     const bool fits = n_unevaluated() + static_cast<size_t>(draft_max()) <= n_batch;
     return n_unevaluated() > 1 && (n_unevaluated() > n_first || !fits) ? n_unevaluated() - 1 : 0;
 }
 
-void Sequence::begin_step() {
-    transcript_.begin_round();
+void Sequence::begin_iteration() {
+    transcript_.begin_step();
     prompt_row_begin_ = prompt_row_end_ = 0;
     memory_.truncate(transcript_.n() - 1); // it may have been parked behind the last token, whose row is wanted
 }
@@ -228,12 +228,12 @@ bool Sequence::be_silent() {
     return has_rolled_back;
 }
 
-const Span & Sequence::plan_round(Draft draft) {
+const Span & Sequence::plan_step(Draft draft) {
     const std::vector<int32_t> & history = transcript_.history();
     draft_ = std::move(draft);
     n_before_ = history.size();
-    planned_ = Planned::round;
-    if (round_ == 0 && is_limited() && memory_.n() > 0) {
+    planned_ = Planned::step;
+    if (step_ == 0 && is_limited() && memory_.n() > 0) {
         checkpoint(true); // another answer starts from here
     }
     if (static_cast<int64_t>(draft_.tokens.size()) > target_->rewind_depth() && !judge_->oldest_open()) {
@@ -254,7 +254,7 @@ void Sequence::take(size_t span, int64_t us) {
         count_evaluated(span_.n);
         const bool is_place =
             memory_.n() + 1 == transcript_.n() || std::binary_search(kept_.begin(), kept_.end(), memory_.n());
-        if (is_limited() && round_ == 0 && (is_place || memory_.n() >= memory_.n_kept() + n_between_kept)) {
+        if (is_limited() && step_ == 0 && (is_place || memory_.n() >= memory_.n_kept() + n_between_kept)) {
             checkpoint(true);
         }
         if (config_.all_rows) {
@@ -263,43 +263,43 @@ void Sequence::take(size_t span, int64_t us) {
             prompt_row_end_ = static_cast<int32_t>(memory_.n());
         }
     } else {
-        take_round(span, us);
+        take_step(span, us);
     }
     planned_ = Planned::nothing;
 }
 
-void Sequence::take_round(size_t span, int64_t us) {
+void Sequence::take_step(size_t span, int64_t us) {
     const size_t first_row = span_.first_row;
-    (round_ == 0 ? stats_.us_prefill : stats_.us_verify) += us;
+    (step_ == 0 ? stats_.us_prefill : stats_.us_verify) += us;
     count_evaluated(first_row);
     const Stopwatch stopwatch(stats_.us_gate);
-    judge_->settle(draft_, round_, [&](size_t i) { return target_->row(span, first_row + i); }, transcript_, stats_);
-    stats_.beginnings += round_ == 0 ? 1 : 0;
-    stats_.rounds++;
+    judge_->settle(draft_, step_, [&](size_t i) { return target_->row(span, first_row + i); }, transcript_, stats_);
+    stats_.beginnings += step_ == 0 ? 1 : 0;
+    stats_.steps++;
     stats_.drafted += static_cast<int64_t>(draft_.tokens.size());
     for (size_t i = 0; i < draft_.tokens.size(); i++) {
         stats_.drafted_at[std::min<size_t>(i, PYFLY_MAX_DEPTH - 1)]++;
     }
     if (transcript_.n() > static_cast<size_t>(target_->n_ctx())) {
-        judge_->give_up(transcript_, stats_); // no round can follow that would decide it
+        judge_->give_up(transcript_, stats_); // no step can follow that would decide it
     }
     fall_back();
     const std::optional<int64_t> open = judge_->oldest_open();
     if (is_limited() && open && *open >= static_cast<int64_t>(n_before_)) {
-        // Later rounds may come back to this mismatch from further than the target can rewind. The tokens behind it go
-        // with the next round's batch.
+        // Later steps may come back to this mismatch from further than the target can rewind. The tokens behind it go
+        // with the next step's batch.
         memory_.truncate(static_cast<size_t>(*open));
         checkpoint(false);
     } else {
         memory_.truncate(transcript_.n() - 1);
     }
-    round_++;
+    step_++;
     transcript_.commit(open.value_or(static_cast<int64_t>(transcript_.n())), stats_);
-    counts_round_ = true;
+    counts_step_ = true;
 }
 
-// A mismatch that the target could not come back to after another round is not left open: its window falls back to the
-// round.
+// A mismatch that the target could not come back to after another step is not left open: its window falls back to the
+// step.
 void Sequence::fall_back() {
     const std::optional<int64_t> open = judge_->oldest_open();
     if (open &&
@@ -317,7 +317,7 @@ void Sequence::postpone() {
 void Sequence::fail(bool has_evaluated) {
     is_active_ = false;
     is_broken_ = !has_evaluated;
-    if (planned_ == Planned::round) {
+    if (planned_ == Planned::step) {
         // The request ends here, but the target's memory stays a true prefix of it.
         transcript_.abandon(n_before_);
         memory_.truncate(n_before_ - 1);

@@ -18,16 +18,16 @@ struct RequestConfig {
     GateExpression gate;
     pyfly_window_config window;
     bool trace;                     // measure entropy, margin and logprob of every token
-    bool keep_rows;                 // keep the raw logits row behind every committed token until the next round
-    bool resumable;                 // resume() may follow a round
+    bool keep_rows;                 // keep the raw logits row behind every committed token until the next step
+    bool resumable;                 // resume() may follow a step
     bool all_rows;                  // keep every row of the prompt, one batch at a time, for prompt_row()
-    std::vector<int32_t> draft_max; // by drafter: most tokens it drafts in a round, 0: it is not asked
+    std::vector<int32_t> draft_max; // by drafter: most tokens it drafts in a step, 0: it is not asked
     int32_t owner = 0;              // pyfly_request.owner
 };
 
-// The state between two rounds:
+// The state between two steps:
 //   transcript  committed tokens, then provisional ones (from the window's oldest open mismatch on)
-//   memory      what the target has evaluated: a proper prefix of them. The last token is evaluated by the next round,
+//   memory      what the target has evaluated: a proper prefix of them. The last token is evaluated by the next step,
 //               whose first row it yields; so are those before it that a recurrent target had to forget.
 class Sequence {
   public:
@@ -44,11 +44,11 @@ class Sequence {
     void begin(RequestConfig config, std::vector<int32_t> history, std::optional<size_t> n_evaluated,
                std::unique_ptr<Sampler> sampler);
 
-    // It and its answer go on behind its first n_keep tokens, the last of which the last round committed, with
+    // It and its answer go on behind its first n_keep tokens, the last of which the last step committed, with
     // tokens[n] of the caller.
     void resume(size_t n_keep, const int32_t * tokens, size_t n_tokens);
 
-    // The target's memory holds the first n_keep positions now, for others to look at between two rounds.
+    // The target's memory holds the first n_keep positions now, for others to look at between two iterations.
     void park(size_t n_keep);
 
     // The request ends and the memory holds its first n_keep positions; what it does not hold of them is evaluated,
@@ -57,23 +57,23 @@ class Sequence {
     void end(size_t n_keep);
 
     bool has_request() const { return has_request_; } // from begin() to end(), also after an error
-    bool is_active() const { return is_active_; }     // rounds may follow
+    bool is_active() const { return is_active_; }     // steps may follow
 
-    // ---- One step, in this order: what is planned is evaluated and then taken, postponed or failed -----------------
+    // ---- One iteration, in this order: what is planned is evaluated and then taken, postponed or failed ------------
 
     // Tokens that the target's memory does not hold, >= 1.
     size_t n_unevaluated() const { return transcript_.n() - memory_.n(); }
 
-    // Tokens that have to be evaluated before a round; 0: a round may come. n_with_round: most tokens that may go with
-    // the round's batch.
-    size_t n_left(size_t n_with_round) const;
+    // Tokens that have to be evaluated before a step; 0: a step may come. n_with_step: most tokens that may go with
+    // the step's batch.
+    size_t n_left(size_t n_with_step) const;
     const Span & plan_prompt(size_t n_most); // 1 <= n_most: evaluates at most so many of them
 
-    // Most tokens that may be drafted in a round, at most n_room of which are wanted; < 1: none.
+    // Most tokens that may be drafted in a step, at most n_room of which are wanted; < 1: none.
     int64_t draft_limit(int64_t n_room) const;
-    const Span & plan_round(Draft draft);
+    const Span & plan_step(Draft draft);
 
-    // Nothing was drafted for the round: a window that a match would have to decide is rejected. Returns whether tokens
+    // Nothing was drafted for the step: a window that a match would have to decide is rejected. Returns whether tokens
     // were taken back; there may be a draft behind the target's own choice, and tokens to evaluate before it.
     bool be_silent();
 
@@ -81,7 +81,7 @@ class Sequence {
     // limited, the state behind them is kept for it, if they are worth it. Returns whether it is worth waiting for.
     bool keep_at(size_t n);
 
-    // A draft for a round begins: how it is drawn; empty: the most probable tokens are drafted. Valid until the request
+    // A draft for a step begins: how it is drawn; empty: the most probable tokens are drafted. Valid until the request
     // ends.
     DrawDraft draw_draft();
 
@@ -89,15 +89,15 @@ class Sequence {
     void take(size_t span, int64_t us);
     void postpone();               // it was not evaluated: another time
     void fail(bool has_evaluated); // nothing follows but end()
-    void begin_step();             // what the last one brought goes
+    void begin_iteration();        // what the last one brought goes
 
     const Transcript & transcript() const { return transcript_; }
     Memory & memory() { return memory_; }
     const Memory & memory() const { return memory_; }
     const RequestConfig & config() const { return config_; }
-    int32_t n_rounds() const { return round_; }
+    int32_t n_steps() const { return step_; }
 
-    // What the round that was just taken had drafted, and where.
+    // What the step that was just taken had drafted, and where.
     const Draft & draft() const { return draft_; }
     size_t draft_begin() const { return n_before_; }
 
@@ -108,20 +108,20 @@ class Sequence {
     void reset_stats();
 
   private:
-    enum class Planned { nothing, prompt, round };
+    enum class Planned { nothing, prompt, step };
 
     void begin(RequestConfig config, std::vector<int32_t> history, std::optional<size_t> n_evaluated,
                int64_t answer_begin, std::unique_ptr<Sampler> sampler, Random random);
     bool is_limited() const { return target_->is_limited(); }
     int64_t draft_max() const;
     void require_request(const std::vector<int32_t> & history) const;
-    void count_evaluated(size_t n) { (round_ == 0 ? stats_.prefilled : stats_.replayed) += static_cast<int64_t>(n); }
+    void count_evaluated(size_t n) { (step_ == 0 ? stats_.prefilled : stats_.replayed) += static_cast<int64_t>(n); }
     void uncount(size_t n);
     void catch_up(size_t n);
     void checkpoint(bool is_kept);
     void choose_kept(size_t n_alike);
     size_t next_kept() const;
-    void take_round(size_t span, int64_t us);
+    void take_step(size_t span, int64_t us);
     void fall_back();
     void keep(size_t n);
 
@@ -135,7 +135,7 @@ class Sequence {
     bool is_active_ = false;
     bool has_request_ = false;
     bool is_broken_ = false; // evaluating failed
-    int32_t round_ = 0;
+    int32_t step_ = 0;
 
     std::vector<size_t> kept_; // places in the prompt where a limited target's state is to be kept, ascending
     Planned planned_ = Planned::nothing;
@@ -146,7 +146,7 @@ class Sequence {
     size_t prompt_span_ = 0;                            // of the last prompt chunk with all rows
     int32_t prompt_row_begin_ = 0, prompt_row_end_ = 0; // its positions
     pyfly_stats stats_ = {};
-    bool counts_round_ = false; // the records of the last round are counted in it
+    bool counts_step_ = false; // the records of the last step are counted in it
 };
 
 } // namespace pyfly

@@ -18,7 +18,7 @@ void count(const pyfly_record & record, int sign, pyfly_stats & stats) {
         stats.loose_accepted += sign;
         stats.sum_margin_loose += sign * record.margin;
     }
-    if (record.round == 0) {
+    if (record.step == 0) {
         stats.committed_first += sign;
     }
     if (record.depth > 0) {
@@ -35,10 +35,10 @@ void Transcript::begin(std::vector<int32_t> history, size_t n_vocab, Keeps keeps
     keeps_ = keeps;
     pending_.clear();
     open_.clear();
-    begin_round();
+    begin_step();
 }
 
-void Transcript::begin_round() {
+void Transcript::begin_step() {
     records_.clear();
     rejected_.clear();
     rows_.clear();
@@ -130,7 +130,7 @@ void Transcript::uncount(int64_t end, pyfly_stats & stats) const {
 
 void Transcript::abandon(size_t n) {
     history_.resize(std::min(history_.size(), n));
-    begin_round();
+    begin_step();
 }
 
 void Transcript::end() {

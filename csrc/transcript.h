@@ -13,7 +13,7 @@ namespace pyfly {
 
 class Transcript {
   public:
-    // What is kept of every token until the next round: the logits row behind it; the sampler as it was just after it.
+    // What is kept of every token until the next step: the logits row behind it; the sampler as it was just after it.
     struct Keeps {
         bool rows, samplers;
     };
@@ -21,8 +21,8 @@ class Transcript {
     // A request of n_vocab tokens begins with these.
     void begin(std::vector<int32_t> history, size_t n_vocab, Keeps keeps);
 
-    // A round begins: the records of the last one go.
-    void begin_round();
+    // A step begins: the records of the last one go.
+    void begin_step();
 
     // Appends a token. `row`: the raw logits it was taken from, or null; `rejected`: drafts rejected in its place.
     void push(const pyfly_record & record, const float * row, std::vector<int32_t> rejected);
@@ -48,10 +48,10 @@ class Transcript {
     // Gives out every token before position `end` for good: they become records(). Counts them.
     void commit(int64_t end, pyfly_stats & stats);
 
-    // The round failed: tokens behind the first n go, and so do the records.
+    // The step failed: tokens behind the first n go, and so do the records.
     void abandon(size_t n);
 
-    // Of what the last round committed, only tokens before position `end` were given to the caller: the others are not
+    // Of what the last step committed, only tokens before position `end` were given to the caller: the others are not
     // counted any more.
     void uncount(int64_t end, pyfly_stats & stats) const;
 
@@ -64,7 +64,7 @@ class Transcript {
         return pending_.empty() ? history_.size() : static_cast<size_t>(pending_.front().record.position);
     }
 
-    // Of the last round.
+    // Of the last step.
     const std::vector<pyfly_record> & records() const { return records_; }
     const std::vector<int32_t> & rejected() const { return rejected_; }
     const float * row(size_t i) const; // raw row behind record i; null if rows are not kept

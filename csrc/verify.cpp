@@ -19,7 +19,7 @@ void require_row(const float * row, size_t n_vocab, const char * which, size_t i
     }
 }
 
-// The target's choices in a round, each made once, in their order.
+// The target's choices in a step, each made once, in their order.
 class Choices {
   public:
     Choices(const float * logits, size_t n_vocab, const int32_t * draft, size_t n_draft, const float * draft_logits,
@@ -96,12 +96,12 @@ class ChoicesSampler : public Sampler {
 
 } // namespace
 
-Verified verify_round(const float * logits, const Vocabulary & vocabulary, const int32_t * draft, size_t n_draft,
-                      const float * draft_logits, const int32_t * choices, const GateExpression & gate,
-                      const pyfly_window_config & window, const int32_t * answered, int64_t n_answered, uint64_t seed) {
+Verified verify_step(const float * logits, const Vocabulary & vocabulary, const int32_t * draft, size_t n_draft,
+                     const float * draft_logits, const int32_t * choices, const GateExpression & gate,
+                     const pyfly_window_config & window, const int32_t * answered, int64_t n_answered, uint64_t seed) {
     const size_t n_vocab = static_cast<size_t>(vocabulary.n());
-    if (window.across_rounds) {
-        throw Error(PYFLY_STATUS_INVALID, "verification of one step cannot look across steps; set across_rounds to 0");
+    if (window.across_steps) {
+        throw Error(PYFLY_STATUS_INVALID, "verification of one step cannot look across steps; set across_steps to 0");
     }
     if (gate.needs_draft_rows() && draft_logits == nullptr && n_draft > 0) {
         throw Error(PYFLY_STATUS_INVALID,

@@ -14,9 +14,9 @@ Window::Window(const pyfly_window_config & config) : config_(config) {
     if (config.rule != PYFLY_WINDOW_AGREE && config.rule != PYFLY_WINDOW_RECONVERGE) {
         throw Error(PYFLY_STATUS_INVALID, "unknown window rule " + std::to_string(config.rule));
     }
-    if (config.rule == PYFLY_WINDOW_AGREE && config.across_rounds != 0) {
-        throw Error(PYFLY_STATUS_INVALID, "a window that wants all drafts to agree ends with its round; set "
-                                          "across_rounds to 0, or the rule to reconverge");
+    if (config.rule == PYFLY_WINDOW_AGREE && config.across_steps != 0) {
+        throw Error(PYFLY_STATUS_INVALID, "a window that wants all drafts to agree ends with its step; set "
+                                          "across_steps to 0, or the rule to reconverge");
     }
     if (config.tail < -1) {
         throw Error(PYFLY_STATUS_INVALID, "the window's tail must be >= 0, not " + std::to_string(config.tail));
@@ -25,8 +25,8 @@ Window::Window(const pyfly_window_config & config) : config_(config) {
 
 bool Window::fits(int64_t n_left) const {
     int64_t needed = 0;
-    if (!config_.across_rounds) {
-        // What the round cannot decide is rejected: agree needs the whole window in it, reconverge one position.
+    if (!config_.across_steps) {
+        // What the step cannot decide is rejected: agree needs the whole window in it, reconverge one position.
         needed = config_.rule == PYFLY_WINDOW_AGREE ? config_.size : std::min(config_.size, 1);
     }
     return n_left >= std::max<int64_t>(needed, config_.tail);
@@ -79,8 +79,8 @@ Window::Outcome Window::own(int64_t position) {
     return reject_oldest(PYFLY_REASON_WINDOW, [&](int64_t open) { return has_passed(open, position); });
 }
 
-Window::Outcome Window::end_of_round() {
-    return reject_oldest(PYFLY_REASON_BOUNDARY, [&](int64_t) { return config_.across_rounds == 0; });
+Window::Outcome Window::end_of_step() {
+    return reject_oldest(PYFLY_REASON_BOUNDARY, [&](int64_t) { return config_.across_steps == 0; });
 }
 
 Window::Outcome Window::give_up() {

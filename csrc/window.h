@@ -2,8 +2,8 @@
 // No llama.h.
 //
 // The machine is told of every position in order, as it happens, and answers with what it decided. It knows nothing of
-// tokens or logits, and it does not care where a round ends unless the window may not outlive its round; so the same
-// machine serves one round, windows across rounds, and the judgement of single positions.
+// tokens or logits, and it does not care where a step ends unless the window may not outlive its step; so the same
+// machine serves one step, windows across steps, and the judgement of single positions.
 //
 // Several may be open at a time. Each is decided for itself, by what comes after it: where one breaks, older ones stay
 // open, and what they have decided by then stays decided.
@@ -19,7 +19,7 @@ namespace pyfly {
 
 class Window {
   public:
-    // Throws Error(PYFLY_STATUS_INVALID) for a size < 0, an unknown rule, a tail < -1, or agree across rounds.
+    // Throws Error(PYFLY_STATUS_INVALID) for a size < 0, an unknown rule, a tail < -1, or agree across steps.
     explicit Window(const pyfly_window_config & config);
 
     // A rejected mismatch: the sequence must roll back to it, and the target's choice there be emitted.
@@ -29,7 +29,7 @@ class Window {
     };
     using Outcome = std::optional<Rejection>; // after a rejection no window from there on is open
 
-    // Whether a mismatch with `n_left` drafted positions behind it in its round may be deferred at all. If not, it is
+    // Whether a mismatch with `n_left` drafted positions behind it in its step may be deferred at all. If not, it is
     // rejected at once, with PYFLY_REASON_BOUNDARY.
     bool fits(int64_t n_left) const;
 
@@ -38,7 +38,7 @@ class Window {
     Outcome deferred(int64_t position); // a mismatch that may be deferred (requires fits): opens one
     Outcome rejected(int64_t position); // a mismatch rejected at once; the target's own token takes its place
     Outcome own(int64_t position);      // the target's own token with nothing drafted: a bonus
-    Outcome end_of_round();             // what may not outlive the round is rejected here
+    Outcome end_of_step();              // what may not outlive the step is rejected here
 
     // Rejects the oldest open window, if there is one, whatever it may outlive: nothing will decide it.
     Outcome give_up();

@@ -14,7 +14,7 @@ arrays, without a model. `kernels` also gives a plain `llama_cpp.Llama` our kern
 
 All errors at run time are a `PyflyError`; a wrong argument is a `ValueError`. `pyfly_cpp.errors` has the others.
 
-More gates are in `pyfly_cpp.decoding.gates`, counters and traces (`Stats`, `Record`, `Round`) in
+More gates are in `pyfly_cpp.decoding.gates`, counters and traces (`Stats`, `Record`, `Step`) in
 `pyfly_cpp.engine.stats`, the handle of a request in `pyfly_cpp.engine.handle`.
 """
 

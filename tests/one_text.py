@@ -8,8 +8,8 @@ from pyfly_cpp.engine.stats import Governor, Record
 
 
 def one_round(batch):
-    """A round of the only text of a batch, and before it what has to be evaluated; how many tokens it committed."""
-    while not (progress := batch.step_alone()).is_round:
+    """A step of the only text of a batch, and before it what has to be evaluated; how many tokens it committed."""
+    while not (progress := batch.step_alone()).is_step:
         pass
     return progress.n_records
 

@@ -66,8 +66,8 @@ def choose_beside(p, q, drafted, random):
 
 
 def tokens_of_a_round(p_of, q_of, k, n_vocab):
-    """The distribution of the first k + 1 tokens that a round of k drafts begins: exactly, over all drafts. p_of, q_of:
-    from the tokens before to a distribution; what a round leaves open is drawn from p_of."""
+    """The distribution of the first k + 1 tokens that a step of k drafts begins: exactly, over all drafts. p_of, q_of:
+    from the tokens before to a distribution; what a step leaves open is drawn from p_of."""
     out = {}
 
     def add(tokens, mass):

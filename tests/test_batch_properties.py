@@ -52,7 +52,7 @@ def test_texts_commit_what_the_oracle_commits(seed, rule):
 
 @pytest.mark.parametrize("n_texts, k, n_cells", [(70, 0, 2800), (20, 5, 800), (20, 5, 400)])
 def test_many_texts_in_parts_commit_what_each_does_alone(n_texts, k, n_cells):
-    """From 64 rows on rounds go in parts, now and then; the last ones have no room for all."""
+    """From 64 rows on steps go in parts, now and then; the last ones have no room for all."""
     script, window = Script(3, 0.5, -9.0), Window(2)
     prompts = [[2, 3, 4, 2 + i % 7, 2 + i // 7 % 7, 2 + i // 49] for i in range(n_texts)]
     with (
@@ -71,7 +71,7 @@ def test_many_texts_in_parts_commit_what_each_does_alone(n_texts, k, n_cells):
 
 @pytest.mark.parametrize("n_texts, is_cut", [(63, [False] * 5), (64, [False, False, True, False, True])])
 def test_rounds_of_many_texts_are_tried_whole_and_in_parts(n_texts, is_cut):
-    """In parts, the first text has had its round when the last one is evaluated. The first step has prompts."""
+    """In parts, the first text has had its step when the last one is evaluated. The first iteration has prompts."""
     rounds_of_first = set()
 
     def row(history):
@@ -100,8 +100,8 @@ def likes_five(history):
 @pytest.mark.parametrize("n_chunk", [16, 100])
 @pytest.mark.parametrize("lengths", [[3000], [1000, 1000, 1000], [40] * 12])
 def test_prompts_that_join_delay_the_others_by_no_more_than_a_chunk(n_chunk, lengths):
-    """While texts are in the middle of theirs: every step brings each of these a round and evaluates at most n_chunk
-    tokens of prompts, of all that join together."""
+    """While texts are in the middle of theirs: every iteration brings each of these a step and evaluates at most
+    n_chunk tokens of prompts, of all that join together."""
     with ScriptedTarget(likes_five, N_VOCAB, 4096, 512, n_sequences=16) as target, Batch(target) as batch:
         batch.configure(n_chunk=n_chunk)
         running, joining = batch.slots[:4], batch.slots[4 : 4 + len(lengths)]
@@ -221,9 +221,9 @@ def test_a_step_says_which_texts_had_a_round():
         batch.configure(n_chunk=4)
         first, second = batch.slots
         first.begin([2, 3], *PLAIN)
-        assert [p.is_round for p in batch.step()] == [True]
+        assert [p.is_step for p in batch.step()] == [True]
         second.begin([4] * 9, *PLAIN)
-        steps = [[(p.slot, p.is_round, p.n_records) for p in batch.step()] for _ in range(3)]
+        steps = [[(p.slot, p.is_step, p.n_records) for p in batch.step()] for _ in range(3)]
         assert [step[0] for step in steps] == [(0, True, 1)] * 3
         assert steps[0][1] == (1, False, 0), "a chunk of its prompt"
         assert steps[2][1] == (1, True, 1)
@@ -273,7 +273,7 @@ def test_what_a_text_that_waits_was_made_to_hold_gives_way():
 
 
 def test_a_recurrent_text_that_evaluates_again_before_its_draft_finds_room():
-    """Its drafts need a checkpoint of everything before them, which is evaluated while the round is planned."""
+    """Its drafts need a checkpoint of everything before them, which is evaluated while the step is planned."""
 
     def draft(history):
         return [4, 4, 4] if len(history) % 2 else []

@@ -1,4 +1,4 @@
-"""The round loop on a scripted target and drafter, against an oracle that may look at the whole future."""
+"""The step loop on a scripted target and drafter, against an oracle that may look at the whole future."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Oracle:
     def __init__(self, script, tau, window, k, n_ctx, falls_back=False, n_exact=0, n_gram=None):
         self.script, self.tau, self.window, self.k, self.n_ctx = script, tau, window, k, n_ctx
         self.n_exact, self.n_gram = n_exact, n_gram
-        self.outlives_round = window.outlives_round and not falls_back
+        self.outlives_step = window.outlives_step and not falls_back
 
     def passes(self, text, token):
         row = self.script.row(text)
@@ -80,7 +80,7 @@ class Oracle:
         if len(answer) <= self.n_exact or (n and answer[-n:] in [answer[i : i + n] for i in range(len(answer) - n)]):
             return False
         w = self.window
-        needed = 0 if w.outlives_round else (w.size if w.rule == "agree" else min(w.size, 1))
+        needed = 0 if w.outlives_step else (w.size if w.rule == "agree" else min(w.size, 1))
         return n_left >= max(needed, w.tail or 0)
 
     def propose(self, text):
@@ -88,15 +88,15 @@ class Oracle:
         return self.script.draft(text, self.k)[:k] if k > 0 else []
 
     def stands(self, text, rest):
-        """Whether the mismatch whose draft token ends `text` stands; `rest` is the round's draft behind it."""
+        """Whether the mismatch whose draft token ends `text` stands; `rest` is the step's draft behind it."""
         w, text, rest, n = self.window, list(text), list(rest), 0
         while n < w.size:
             if len(text) > self.n_ctx:
                 return False  # the context ends before the window does
             choice = self.script.choice(text)
             n += 1
-            if not rest:  # the target's own token; then the next round, unless the text ends
-                if choice == EOG or not self.outlives_round:
+            if not rest:  # the target's own token; then the next step, unless the text ends
+                if choice == EOG or not self.outlives_step:
                     return False
                 text.append(choice)
                 rest = None
@@ -112,7 +112,7 @@ class Oracle:
                 if self.defers(text, token, choice, len(rest)):
                     text.append(token)
                     continue
-                if not self.outlives_round:
+                if not self.outlives_step:
                     return False
                 text.append(choice)
                 rest = None
@@ -155,7 +155,7 @@ class FuzzyOracle(Oracle):
 
 def run_engine(script, gate, window, k, n_tokens, n_ctx=4096, n_batch=64, draft_max=None, limit=None, park=()):
     """Committed tokens up to EOG; checks on the way that positions never go back. `limit`: of a
-    recurrent memory; `park`: after which rounds the memory is to hold the committed tokens but the last."""
+    recurrent memory; `park`: after which steps the memory is to hold the committed tokens but the last."""
     with ScriptedTarget(script.row, N_VOCAB, n_ctx, n_batch, recurrent=limit) as target:
         target.protect([PROTECTED], [EOG])
 
@@ -266,7 +266,7 @@ parks = st.sets(st.integers(1, 12), max_size=3)
 @example(Script(0, 0.2, -9.0), 0.3, Window(1, "reconverge"), 1, (1, False), set())
 def test_a_recurrent_target_commits_the_same(script, tau, window, k, limit, park):
     """Snapshots and checkpoints to go back to: the tokens are those of an unlimited target. Without checkpoints no more
-    is drafted than the snapshots can take back, and no window outlives its round."""
+    is drafted than the snapshots can take back, and no window outlives its step."""
     draft_max = k if limit[1] else min(k, limit[0])
     tokens = run_engine(script, Margin(tau), window, k, 25, limit=limit, park=park, n_batch=12)
     if limit[1]:
@@ -345,7 +345,7 @@ def test_a_window_across_rounds_is_withheld_until_it_is_decided():
 @pytest.mark.parametrize("limit", [None, (0, True), (3, True)])
 @pytest.mark.parametrize("behind", [[], [4, 4]])
 def test_a_round_without_a_draft_rejects_what_only_a_draft_could_confirm(behind, limit):
-    """As many rounds as exact decoding takes. The drafter may go on behind the target's own choice."""
+    """As many steps as exact decoding takes. The drafter may go on behind the target's own choice."""
 
     def row(history):
         out = np.full(N_VOCAB, -5.0, dtype=np.float32)
@@ -510,7 +510,7 @@ def test_the_end_of_a_text_is_an_ordinary_position_of_a_window(gate, window, dra
 
 
 def test_a_text_that_ends_with_an_open_window_rolls_back():
-    """A reconverging window, in whose second round the target ends the text."""
+    """A reconverging window, in whose second step the target ends the text."""
     with ScriptedTarget(near_row, N_VOCAB) as target, Engine(target) as engine:
         target.protect([PROTECTED], [EOG])
         engine.configure(

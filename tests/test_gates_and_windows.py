@@ -161,10 +161,10 @@ def test_gates_without_a_threshold(word, hint):
 
 
 def test_defaults_of_across_rounds():
-    assert not Window().outlives_round
-    assert Window(rule="reconverge").outlives_round
-    assert not Window(across_rounds=False).outlives_round
-    assert not Window(rule="reconverge", across_rounds=False).outlives_round
+    assert not Window().outlives_step
+    assert Window(rule="reconverge").outlives_step
+    assert not Window(across_rounds=False).outlives_step
+    assert not Window(rule="reconverge", across_rounds=False).outlives_step
 
 
 gates = st.recursive(
@@ -264,9 +264,9 @@ def test_a_lossless_gate_never_defers(gate):
     assert not (decisions[0].reason == "loose" and gate.is_lossless)
 
 
-@given(windows.filter(lambda window: not window.outlives_round), st.integers(1, 12))
+@given(windows.filter(lambda window: not window.outlives_step), st.integers(1, 12))
 def test_what_can_never_be_accepted_is_known(window, k):
-    """A round in the window's favour: the first draft is a mismatch that is deferred, all others match."""
+    """A step in the window's favour: the first draft is a mismatch that is deferred, all others match."""
     rows = np.zeros((k + 1, 4))
     rows[:, 1] = 1.0
     decisions = verify(rows, [0] + [1] * (k - 1), gate=Entropy(0.0), window=window).decisions
@@ -275,7 +275,7 @@ def test_what_can_never_be_accepted_is_known(window, k):
     assert why is None or decisions[0].reason == "boundary"
 
 
-@given(windows.filter(lambda window: window.outlives_round), st.integers(1, 12))
+@given(windows.filter(lambda window: window.outlives_step), st.integers(1, 12))
 def test_what_outlives_its_round_is_held_back_by_its_tail_alone(window, k):
     def row(history):
         return np.array([0.0, 1.0, 0.0, 0.0], dtype=np.float32)

@@ -39,7 +39,7 @@ def batch_of(n_slots, memory=1000, **settings):
 
 
 def answer(batch, slot, prompt, gate=None, owner=0):
-    """(the answer, in how many rounds) of one request."""
+    """(the answer, in how many steps) of one request."""
     gate = gate or Exact()
     text = batch.slots[slot]
     text.begin(prompt, gate.nodes(), gate.window.config(), owner=owner)
@@ -47,7 +47,7 @@ def answer(batch, slot, prompt, gate=None, owner=0):
     while EOG not in out:
         (progress,) = batch.step()
         assert progress.failure is None
-        n_rounds += progress.is_round
+        n_rounds += progress.is_step
         out += [token for _, token in text.tokens()]
     text.end()
     return out[: out.index(EOG) + 1], n_rounds

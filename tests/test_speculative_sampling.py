@@ -104,7 +104,7 @@ def test_a_round_has_the_targets_distribution(k, is_drawn):
 
 
 def oracle_text(script, draft_q, k, gate, temperature, n_tokens, seed):
-    """What an engine commits, round by round; None where it is too close to call."""
+    """What an engine commits, step by step; None where it is too close to call."""
     random, text, out, n_vocab = Random(seed), list(PROMPT), [], script.n_vocab
     while len(out) < n_tokens:
         drafted, q = [], []
@@ -248,7 +248,7 @@ def test_the_statistics_notice_a_wrong_distribution():
 
 @pytest.mark.parametrize("gate", RULES, ids=str)
 def test_texts_that_wait_for_room_are_what_they_are_alone(gate):
-    """A round that could not be evaluated had drafted already; it is drafted again with the same numbers."""
+    """A step that could not be evaluated had drafted already; it is drafted again with the same numbers."""
     target, drafter = Script(21), RowDrafter(Script(22).row, N_VOCAB)
 
     def texts(n_slots, prompts, seeds, n_cells):

@@ -1,4 +1,4 @@
-"""`verify` against a short NumPy oracle, on random rounds with infinities, ties and every gate and window."""
+"""`verify` against a short NumPy oracle, on random steps with infinities, ties and every gate and window."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def oracle(rows, draft, gate, window, protected, answered=(), draft_rows=None, e
                 if a == "match":
                     out[i] = "loose"
                     break
-                if a != "loose" or not fits[i + 1 + n]:  # a rejection ends the round
+                if a != "loose" or not fits[i + 1 + n]:  # a rejection ends the step
                     out[i] = "window" if n + 1 == window.size else "boundary"
                     break
     return out
@@ -193,7 +193,7 @@ def test_draft_rows_without_a_distribution_are_errors(bad, gate):
 
 
 def test_what_is_no_repeat():
-    """Tokens of the round itself count, as the draft has them, and n-grams that overlap."""
+    """Tokens of the step itself count, as the draft has them, and n-grams that overlap."""
     gate, window = AllOf(Margin(9.0), NoRepeat(3)), Window(0)
     rows = np.zeros((3, 6), dtype=np.float32)
     rows[:, 5] = 1.0  # the target's choice everywhere

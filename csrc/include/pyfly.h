@@ -111,20 +111,20 @@ typedef struct pyfly_gate_node {
 } pyfly_gate_node;
 
 typedef enum pyfly_window_rule {
-    PYFLY_WINDOW_AGREE = 0,     /* the next `size` positions, all of the same round, match (FLy paper, Eq. 8-9) */
-    PYFLY_WINDOW_RECONVERGE = 1 /* one drafted position among the next `size` matches; a round without a draft rejects
+    PYFLY_WINDOW_AGREE = 0,     /* the next `size` positions, all of the same step, match (FLy paper, Eq. 8-9) */
+    PYFLY_WINDOW_RECONVERGE = 1 /* one drafted position among the next `size` matches; a step without a draft rejects
                                  * what is undecided before it */
 } pyfly_window_rule;
 
 typedef struct pyfly_window_config {
-    int32_t size;          /* W >= 0; 0 lets every deferred mismatch stand at once */
-    int32_t rule;          /* pyfly_window_rule */
-    int32_t tail;          /* the last `tail` positions of a round are strict; -1: the rule's default */
-    int32_t across_rounds; /* 1: an undecided mismatch survives its round as provisional; 0, as under AGREE always: it
+    int32_t size;         /* W >= 0; 0 lets every deferred mismatch stand at once */
+    int32_t rule;         /* pyfly_window_rule */
+    int32_t tail;         /* the last `tail` positions of a step are strict; -1: the rule's default */
+    int32_t across_steps; /* 1: an undecided mismatch survives its step as provisional; 0, as under AGREE always: it
                               is rejected */
 } pyfly_window_config;
 
-/* ---- Verification of one round, without a model ------------------------------------------------------------------ */
+/* ---- Verification of one step, without a model ------------------------------------------------------------------ */
 
 /* How one drafted position was judged. */
 typedef enum pyfly_reason {
@@ -132,7 +132,7 @@ typedef enum pyfly_reason {
     PYFLY_REASON_LOOSE = 1,    /* a mismatch that passed safety, gate and window */
     PYFLY_REASON_GATE = 2,     /* rejected by the gate */
     PYFLY_REASON_WINDOW = 3,   /* rejected by its window: the positions after it broke it */
-    PYFLY_REASON_BOUNDARY = 4, /* rejected because its window does not fit before the end of the round */
+    PYFLY_REASON_BOUNDARY = 4, /* rejected because its window does not fit before the end of the step */
     PYFLY_REASON_SAFETY = 5    /* rejected because a protected, forbidden or untakeable token or text is involved, or
                                   because the gate would take one that is as good as impossible: margin >= 22.18 */
 } pyfly_reason;
@@ -144,7 +144,7 @@ typedef struct pyfly_decision {
     double margin;  /* ln p(top 1) - ln p(draft), nats, >= 0; +inf for a forbidden draft token */
 } pyfly_decision;
 
-/* Judges one round. Every position is judged on its own, also behind the first rejection; the prefix rule then says
+/* Judges one step. Every position is judged on its own, also behind the first rejection; the prefix rule then says
  * what is emitted: the accepted drafts up to the first rejection and the target's choice there, or all drafts and the
  * bonus token; nothing behind a token that ends a text.
  *
@@ -152,7 +152,7 @@ typedef struct pyfly_decision {
  * target_tokens[n_draft + 1] or NULL for the argmax of each row; protected_tokens[n_protected] and eog_tokens[n_eog],
  * which end a text, are never accepted loosely; a window that is open where the text ends does not hold. What came
  * before in the answer: n_answered >= 0 tokens, answered[n_answered] or NULL where no gate needs them. Out:
- * decisions[n_draft], tokens[n_draft + 1], *n_tokens. window->across_rounds must be 0: one round is all there is here.
+ * decisions[n_draft], tokens[n_draft + 1], *n_tokens. window->across_steps must be 0: one step is all there is here.
  *
  * With a STOCHASTIC gate the choices are drawn, with the numbers that follow `seed`, so target_tokens must be NULL. p =
  * softmax(logits) then stands for the target's distribution after all that forbids, truncates and scales, and q =
@@ -473,7 +473,7 @@ int64_t pyfly_drafter_n_evaluated(const pyfly_drafter * drafter);
 
 /* ---- Batch ------------------------------------------------------------------------------------------------------- */
 
-/* Several requests on one target: prefill, rounds, rollback and counters. A request runs in a slot, 0 <= slot <
+/* Several requests on one target: prefill, steps, rollback and counters. A request runs in a slot, 0 <= slot <
  * pyfly_target_n_sequences; what is left there when it has ended serves the next request that begins alike. */
 typedef struct pyfly_batch pyfly_batch;
 
@@ -490,9 +490,9 @@ typedef struct pyfly_record {
     int32_t token;
     int32_t origin;  /* pyfly_origin */
     int32_t choice;  /* what the target chose at this row */
-    int32_t depth;   /* 1-based place in its round's draft, 0 for the target's own */
+    int32_t depth;   /* 1-based place in its step's draft, 0 for the target's own */
     int32_t reason;  /* origin TARGET: the pyfly_reason that rejected the draft here, or -1 for a bonus */
-    int32_t round;   /* number of the round that produced it, from 0 at begin */
+    int32_t step;    /* number of the step that produced it, from 0 at begin */
     int32_t drafter; /* index of the drafter that proposed it, -1 for the target's own */
     int32_t rejected_begin, rejected_end; /* what was drafted or taken back here, a slice of pyfly_batch_rejected */
     double entropy; /* of the target's row, nats; NaN where not measured (only mismatches are, unless tracing) */
@@ -508,32 +508,32 @@ typedef struct pyfly_record {
 
 /* Counters of a slot since the last pyfly_batch_reset_stats. All times in microseconds. */
 typedef struct pyfly_stats {
-    int64_t rounds;          /* target batches that were verified, less those that gave the caller nothing */
+    int64_t steps;           /* target batches that were verified, less those that gave the caller nothing */
     int64_t drafted;         /* tokens proposed to the target */
     int64_t committed;       /* tokens given to the caller for good (see pyfly_batch_end) */
     int64_t matched;         /* of these: drafted and the target's choice */
     int64_t loose_accepted;  /* of these: loose accepts */
-    int64_t beginnings;      /* first rounds: of a request, and of what follows tokens that the caller put behind it */
-    int64_t committed_first; /* committed tokens of first rounds, whose batches are in us_prefill */
+    int64_t beginnings;      /* first steps: of a request, and of what follows tokens that the caller put behind it */
+    int64_t committed_first; /* committed tokens of first steps, whose batches are in us_prefill */
     int64_t rejected_gate;   /* mismatches rejected, by reason */
     int64_t rejected_window;
     int64_t rejected_boundary;
     int64_t rejected_safety;
     int64_t rollbacks;                       /* broken or undecidable windows that took tokens back */
     int64_t rolled_back;                     /* tokens taken back by them */
-    int64_t window_fallbacks;                /* windows across rounds rejected at the end of their round: the target's
+    int64_t window_fallbacks;                /* windows across steps rejected at the end of their step: the target's
                                                 memory could not have come back to them later */
     int64_t prefilled;                       /* prompt tokens evaluated */
     int64_t replayed;                        /* tokens evaluated again: the memory had to go back further than it can */
     int64_t checkpoints;                     /* copies of a recurrent state, to come back to */
-    int64_t drafted_at[PYFLY_MAX_DEPTH];     /* drafted tokens by depth, [0] the first of a round */
+    int64_t drafted_at[PYFLY_MAX_DEPTH];     /* drafted tokens by depth, [0] the first of a step */
     int64_t accepted_at[PYFLY_MAX_DEPTH];    /* committed drafts (matched or loose) by depth */
     int64_t accepted_by[PYFLY_MAX_DRAFTERS]; /* committed drafts by drafter */
     int64_t accepted_from_answers;           /* right drafts that prompt lookup found in earlier answers */
     double sum_margin_loose;                 /* sum of the margins of loose accepts, nats */
     double sum_margin_rejected;              /* sum of the finite margins of rejected mismatches, nats */
     int64_t n_margin_rejected;               /* how many went into it */
-    int64_t us_prefill;                      /* prompt batches, that of the first round included */
+    int64_t us_prefill;                      /* prompt batches, that of the first step included */
     int64_t us_catch_up;                     /* of these: drafters that evaluated the prompt */
     int64_t us_draft;                        /* drafting */
     int64_t us_verify;                       /* the target's batches */
@@ -542,15 +542,15 @@ typedef struct pyfly_stats {
 
 typedef struct pyfly_batch_config {
     int32_t adaptive; /* 1: the governor chooses drafter and draft length; 0: the first drafter that proposes */
-    int32_t
-        n_chunk; /* most prompt tokens in a step while other requests are in the middle of theirs, >= 1; 0: n_batch */
-    int64_t us_chunk; /* microseconds by which these may lengthen such a step, as measured: chunks are shorter then, 8
-                         tokens at least, or n_chunk; 0: no limit */
+    int32_t n_chunk;  /* most prompt tokens in an iteration while other requests are in the middle of theirs, >= 1; 0:
+                         n_batch */
+    int64_t us_chunk; /* microseconds by which these may lengthen such an iteration, as measured: chunks are shorter
+                         then, 8 tokens at least, or n_chunk; 0: no limit */
 } pyfly_batch_config;
 
 typedef struct pyfly_batch_drafter {
     pyfly_drafter * drafter; /* borrowed until it is replaced */
-    int32_t draft_max;       /* K: most tokens it drafts in a round, 0..n_batch - 1 */
+    int32_t draft_max;       /* K: most tokens it drafts in a step, 0..n_batch - 1 */
 } pyfly_batch_drafter;
 
 /* The target is borrowed and must outlive the batch. */
@@ -595,7 +595,7 @@ typedef struct pyfly_costs {
  * rewind. */
 pyfly_status pyfly_batch_measure(pyfly_batch * batch, pyfly_costs * out, pyfly_error * error);
 
-/* What the governor expects from now on, until other drafters are configured; steps correct it. Needs
+/* What the governor expects from now on, until other drafters are configured; iterations correct it. Needs
  * pyfly_batch_configure before; INVALID for numbers out of range, and then nothing changes. */
 pyfly_status pyfly_batch_expect(pyfly_batch * batch, const pyfly_costs * costs, pyfly_error * error);
 
@@ -615,9 +615,9 @@ typedef struct pyfly_request {
     pyfly_window_config window;
     const int32_t * draft_max; /* one for each drafter of the batch, 0: it is not asked; NULL: those of the batch */
     int32_t trace;             /* 1: measure entropy, margin and logprob of every token */
-    int32_t keep_rows;         /* 1: keep the raw logits row behind every committed token until the next step */
-    int32_t resumable;         /* 1: pyfly_batch_resume may follow a round; costs a copy of the sampler for each token
-                                  but the last of a round */
+    int32_t keep_rows;         /* 1: keep the raw logits row behind every committed token until the next iteration */
+    int32_t resumable;         /* 1: pyfly_batch_resume may follow a step; costs a copy of the sampler for each token
+                                  but the last of a step */
     int32_t all_rows;          /* 1: every row of the prompt is kept for pyfly_batch_prompt_row, a chunk at a time */
     int32_t owner; /* whose it is: of others nothing is used, neither what was evaluated nor, in prompt lookup,
                       their answers */
@@ -628,7 +628,7 @@ typedef struct pyfly_request {
 pyfly_status pyfly_batch_begin(pyfly_batch * batch, int32_t slot, const pyfly_request * request, pyfly_error * error);
 
 /* The request goes on behind its first n_keep tokens with tokens[n] of the caller: n_keep - 1 is the position of a
- * token that its last round committed. What the round committed behind it is forgotten, and the sampler is as it was
+ * token that its last step committed. What the step committed behind it is forgotten, and the sampler is as it was
  * just after that token: its random numbers, penalties and grammar go on from there, without the caller's tokens. Needs
  * `resumable`. An error changes nothing, but for pyfly_batch_begin's exception: INVALID for another n_keep or a token
  * outside the vocabulary, CONTEXT_FULL if the tokens do not fit. */
@@ -636,42 +636,43 @@ pyfly_status pyfly_batch_resume(pyfly_batch * batch, int32_t slot, size_t n_keep
                                 size_t n_tokens, pyfly_error * error);
 
 /* At most n_room more tokens are wanted (>= 1; before the first call: no limit): no more than n_room - 1 are drafted in
- * a round, unless a window is open: it needs drafts to be decided, and then more than n_room tokens may come. What is
+ * a step, unless a window is open: it needs drafts to be decided, and then more than n_room tokens may come. What is
  * committed counts down from it. */
 pyfly_status pyfly_batch_want(pyfly_batch * batch, int32_t slot, int32_t n_room, pyfly_error * error);
 
-/* *n_left receives how many tokens the target or a drafter has to evaluate before the request's next round; 0: the next
- * step is one, unless other requests make it wait. INVALID where no request runs. */
+/* *n_left receives how many tokens the target or a drafter has to evaluate before the request's next step; 0: the next
+ * iteration has it, unless other requests make it wait. INVALID where no request runs. */
 pyfly_status pyfly_batch_n_left(const pyfly_batch * batch, int32_t slot, size_t * n_left, pyfly_error * error);
 
-/* What a step did for a running request. */
+/* What an iteration did for a running request. */
 typedef struct pyfly_progress {
     int32_t slot;
     int32_t status; /* pyfly_status. CONTEXT_FULL: its context has no room for another token. Not OK: the request has
                        stopped, only pyfly_batch_end may follow, and pyfly_batch_failure says why */
     int32_t
         is_waiting;   /* 1: the cache has no room for it beside older requests; it goes on when one of them has ended */
-    int32_t is_round; /* 1: it had a round, 0: a chunk of its prompt, or nothing */
+    int32_t is_step;  /* 1: it had a step, 0: a chunk of its prompt, or nothing */
     size_t n_records; /* tokens it committed; 0 is possible while it has a prompt or an open window */
 } pyfly_progress;
 
-/* One step: every running request goes on with a chunk of its prompt or with a round (draft, verify, commit), evaluated
- * together. progress[n_slots] receives what came of the *n_progress requests that ran, the oldest first. A window that
- * is open when the context is full is rejected. Fails only where no request runs. */
+/* One iteration: every running request goes on with a chunk of its prompt or with a step (draft, verify, commit),
+ * evaluated together. progress[n_slots] receives what came of the *n_progress requests that ran, the oldest first. A
+ * window that is open when the context is full is rejected. Fails only where no request runs. */
 pyfly_status pyfly_batch_step(pyfly_batch * batch, pyfly_progress * progress, size_t * n_progress, pyfly_error * error);
 
-/* Why a request stopped in the last step: its status, and the sentence to `error`. */
+/* Why a request stopped in the last iteration: its status, and the sentence to `error`. */
 pyfly_status pyfly_batch_failure(const pyfly_batch * batch, int32_t slot, pyfly_error * error);
 
-/* Raw logits row [n_vocab] that follows prompt token `position`, if the last step evaluated it for a request with
+/* Raw logits row [n_vocab] that follows prompt token `position`, if the last iteration evaluated it for a request with
  * all_rows; else NULL. Valid until the next call on the batch. */
 const float * pyfly_batch_prompt_row(const pyfly_batch * batch, int32_t slot, int32_t position);
 
-/* The records of the request's last step and the rejected drafts they point to. Valid until the next call. */
+/* The records that the last iteration committed of the request, and the rejected drafts they point to. Valid until the
+ * next call. */
 const pyfly_record * pyfly_batch_records(const pyfly_batch * batch, int32_t slot, size_t * n_records);
 const int32_t * pyfly_batch_rejected(const pyfly_batch * batch, int32_t slot);
 
-/* Raw logits row [n_vocab] behind record i of the last step; NULL unless keep_rows. Valid until the next step. */
+/* Raw logits row [n_vocab] behind record i of the last iteration; NULL unless keep_rows. Valid until the next. */
 const float * pyfly_batch_record_row(const pyfly_batch * batch, int32_t slot, size_t i);
 
 /* States that are kept of a slot with a recurrent memory, to come back to (csrc/checkpoints.h): how many, the shortest
@@ -696,14 +697,14 @@ const int32_t * pyfly_batch_history(const pyfly_batch * batch, int32_t slot, siz
 size_t pyfly_batch_n_evaluated(const pyfly_batch * batch, int32_t slot);
 
 /* Makes the target's memory hold exactly the first n_keep positions, so that somebody else may look at it between two
- * steps (to save its state, say); what it does not hold of them is evaluated, unless evaluating has just failed. The
- * next round evaluates again what it misses. */
+ * iterations (to save its state, say); what it does not hold of them is evaluated, unless evaluating has just failed.
+ * The next step evaluates again what it misses. */
 pyfly_status pyfly_batch_park(pyfly_batch * batch, int32_t slot, size_t n_keep, pyfly_error * error);
 
 /* Ends the request: provisional tokens are dropped and the target's memory holds the first n_keep positions. What it
  * does not hold of them is evaluated, unless the request ended because evaluating failed: then it holds fewer
  * (pyfly_batch_n_evaluated). The caller has taken the token behind these positions, and none after it: what the last
- * round committed there is not counted in pyfly_batch_stats any more. n_keep -1: what it holds of the committed tokens,
+ * step committed there is not counted in pyfly_batch_stats any more. n_keep -1: what it holds of the committed tokens,
  * and nothing is evaluated; all of them count. */
 pyfly_status pyfly_batch_end(pyfly_batch * batch, int32_t slot, int64_t n_keep, pyfly_error * error);
 
@@ -716,7 +717,7 @@ typedef struct pyfly_governor_state {
     double draft_us[PYFLY_MAX_DRAFTERS * PYFLY_MAX_DEPTH];   /* [drafter][i]: of i + 1 tokens; 0: unknown or free */
     double acceptance[PYFLY_MAX_DRAFTERS * PYFLY_MAX_DEPTH]; /* [drafter][depth]: over all requests */
     double catch_up_us[PYFLY_MAX_DRAFTERS]; /* [drafter]: of a token it has missed; 0: unknown or free */
-    int64_t rounds_at[PYFLY_MAX_DEPTH + 1]; /* rounds of requests with a draft length of [i] */
+    int64_t steps_at[PYFLY_MAX_DEPTH + 1];  /* steps of requests with a draft length of [i] */
 } pyfly_governor_state;
 void pyfly_batch_governor(const pyfly_batch * batch, pyfly_governor_state * out);
 

@@ -80,8 +80,8 @@ double Governor::last_us(const Arm & a, int32_t k) const {
     return std::max(draft_us(a, k) - (k > 1 ? draft_us(a, k - 1) : 0.0), 0.0);
 }
 
-// A step in which all requests draft k tokens with it.
-double Governor::step_us(const Arm & a, int32_t k, int32_t n_requests) const {
+// An iteration in which all requests draft k tokens with it.
+double Governor::iteration_us(const Arm & a, int32_t k, int32_t n_requests) const {
     return target_.at(n_requests + n_requests * k) + draft_us(a, k) * a.requests.at(n_requests);
 }
 
@@ -227,11 +227,11 @@ Governor::Plan Governor::walk(std::vector<const Option *> assigned, double speed
     return best;
 }
 
-// Whether a step in which all requests draft with it could pay if all drafts were accepted.
+// Whether an iteration in which all requests draft with it could pay if all drafts were accepted.
 bool Governor::could_pay(const Arm & a, int32_t k_max, int32_t n_requests, double extra_us) const {
     const double plain_us = settings_.hysteresis * target_.at(n_requests);
     for (int32_t k = 1; k <= std::min(k_max, PYFLY_MAX_DEPTH); k++) {
-        if (plain_us * (k + 1) > step_us(a, k, n_requests) + extra_us) {
+        if (plain_us * (k + 1) > iteration_us(a, k, n_requests) + extra_us) {
             return true;
         }
     }
@@ -345,18 +345,18 @@ std::vector<Choice> Governor::choose(const std::vector<Candidate> & candidates) 
                 choices[i] = {best.options[i]->drafter, best.k[i]};
             }
         }
-        if (best.n_rows > 0 && ++steps_since_plain_ >= settings_.plain_every) {
+        if (best.n_rows > 0 && ++iterations_since_plain_ >= settings_.plain_every) {
             choices.assign(choices.size(), {});
             best.n_rows = 0;
         } else {
             explore(candidates, best, choices);
         }
         if (best.n_rows == 0) {
-            steps_since_plain_ = 0;
+            iterations_since_plain_ = 0;
         }
     }
     for (const Choice & choice : choices) {
-        rounds_at_[static_cast<size_t>(choice.k)]++;
+        steps_at_[static_cast<size_t>(choice.k)]++;
     }
     return choices;
 }
@@ -460,8 +460,8 @@ void Governor::observe_confidence(int32_t slot, int32_t drafter, const std::vect
     Arm & a = arm(drafter);
     a.confidence.observe(confidence, n_right, is_refuted);
     a.acceptance.observe_length(slot, n_asked, static_cast<int32_t>(confidence.size()), n_verified);
-    rounds_at_[static_cast<size_t>(n_asked)]--;
-    rounds_at_[static_cast<size_t>(n_verified)]++;
+    steps_at_[static_cast<size_t>(n_asked)]--;
+    steps_at_[static_cast<size_t>(n_verified)]++;
 }
 
 void Governor::state(pyfly_governor_state & out) const {
@@ -469,7 +469,7 @@ void Governor::state(pyfly_governor_state & out) const {
     for (int32_t i = 0; i <= PYFLY_MAX_DEPTH; i++) {
         const size_t at = static_cast<size_t>(i);
         out.target_us[at] = target_.is_known() ? target_.at(i + 1) : 0.0;
-        out.rounds_at[at] = rounds_at_[at];
+        out.steps_at[at] = steps_at_[at];
     }
     for (size_t drafter = 0; drafter < std::min<size_t>(arms_.size(), PYFLY_MAX_DRAFTERS); drafter++) {
         const Arm & a = arms_[drafter];

@@ -5,16 +5,16 @@
 //     n_requests / C(n_requests)
 //
 //   C(n)       microseconds of a target batch of n rows: the machine's. If a batch of another size than the one before
-//              costs more (CUDA records a graph for each size), a change is charged: one that the step itself makes,
-//              and one back as often as other sizes follow
+//              costs more (CUDA records a graph for each size), a change is charged: one that the iteration itself
+//              makes, and one back as often as other sizes follow
 //   D          microseconds of the drafts: each drafter's, by how many requests draft how deep
 //   A_request(i)  probability that a request's first i drafts are all accepted: the request's (acceptance.h)
 //
 // The length that is chosen is a draft's longest: it ends as soon as a further token is so unlikely to be right
 // (confidence.h) that it is not worth its time.
 //
-// Costs are measured beforehand where somebody did (expect_costs), and scaled by what steps show; without that they are
-// learned from steps. It is never random, but it depends on measured times: which tokens are drafted is not
+// Costs are measured beforehand where somebody did (expect_costs), and scaled by what iterations show; without, they
+// are learned from iterations. It is never random, but it depends on measured times: which tokens are drafted is not
 // reproducible (what is committed is, as far as the rule is exact).
 #pragma once
 
@@ -57,11 +57,11 @@ struct GovernorSettings {
     double spent = 0.0025;    // of the time, at most, on trials of drafters that do not seem to pay; prompts likewise
     double credit = 1.0;      // most that is saved up for that, in plain steps of one request
     int32_t trial = 2;        // draft length of such a trial
-    double stay = 10.0;       // steps that a drafter which catches up is expected to stay
+    double stay = 10.0;       // iterations that a drafter which catches up is expected to stay
     double length = 64.0;     // tokens that a request is expected to have when it begins
     double beside = 1.5;      // times its price that following one must save where there are others, who come and go
     double hope = 0.95;       // acceptance of a drafter that follows a request on trial
-    int32_t plain_every = 64; // steps between two measurements of plain decoding
+    int32_t plain_every = 64; // iterations between two measurements of plain decoding
     double prior_slope = 0.1; // of C(n) / C(1) before a second size was measured; of a draft's step for n requests
     double change = 0.05;     // how far the price of a change follows a batch of another size
     double stays = 0.1;       // how far the share of drafts behind which the size stays follows one of them
@@ -95,7 +95,7 @@ class Governor : public Policy {
     void observe_confidence(int32_t slot, int32_t drafter, const std::vector<float> & confidence, int32_t n_asked,
                             int32_t n_verified, size_t n_right, bool is_refuted) override;
 
-    // For whoever wants to look: costs of drafts for one request, acceptance of all requests, rounds of each request.
+    // For whoever wants to look: costs of drafts for one request, acceptance of all requests, steps of each request.
     void state(pyfly_governor_state & out) const;
 
   private:
@@ -104,7 +104,7 @@ class Governor : public Policy {
         bool is_free = false;
         double relative_cost = 0.0;  // of drafting a token, relative to C(1); 0: not known
         CostCurve tokens;            // us of a draft of k tokens for one request
-        CostCurve requests;          // of a step for n requests, relative to one
+        CostCurve requests;          // of a draft's step for n requests, relative to one
         double us_per_caught_up = 0; // of evaluating a token in a batch; 0: not measured
         Acceptance acceptance;
         Confidence confidence;
@@ -135,7 +135,7 @@ class Governor : public Policy {
     double batch_us(double n_rows, int32_t n_requests) const;
     double draft_us(const Arm & arm, int32_t k) const;
     double last_us(const Arm & arm, int32_t k) const;
-    double step_us(const Arm & arm, int32_t k, int32_t n_requests) const;
+    double iteration_us(const Arm & arm, int32_t k, int32_t n_requests) const;
     bool pays(const Arm & arm, int32_t n, int32_t k, double reached, double next, bool is_drafted) const;
     double catch_up_us(const Arm & arm, int64_t n_behind) const;
     Options weigh(const std::vector<Candidate> & candidates) const;
@@ -151,14 +151,14 @@ class Governor : public Policy {
     double stays_ = 0.5;      // share of drafts whose batch is followed by one of the same size
     int32_t n_rows_last_ = 0; // of the last batch; 0: not known
     bool was_draft_ = false;  // whether it had drafts
-    int32_t n_requests_ = 0;  // of the step that was chosen last
+    int32_t n_requests_ = 0;  // of the iteration that was chosen last
     std::vector<Arm> arms_;
-    std::array<int64_t, PYFLY_MAX_DEPTH + 1> rounds_at_ = {};
-    int32_t steps_since_plain_ = 0;
+    std::array<int64_t, PYFLY_MAX_DEPTH + 1> steps_at_ = {};
+    int32_t iterations_since_plain_ = 0;
     double saved_us_ = 0.0; // for prompts
     double credit_;         // for trials, in plain steps of one request
     int32_t tried_slot_ = -1, tried_drafter_ = -1;
-    double us_per_token_ = 0.0; // of the step
+    double us_per_token_ = 0.0; // of the iteration
     double row_us_ = 0.0;       // of a drafted row, where several requests share the batch
 };
 

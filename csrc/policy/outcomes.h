@@ -17,7 +17,7 @@ class Outcomes {
     // A proposal of a free drafter, to follow the request's first `position` tokens, is not verified.
     void follow(int32_t drafter, Proposal proposal, size_t position);
 
-    // A round that had drafted `tokens` with `drafter` (-1: none) behind the first n_before tokens of the request is
+    // A step that had drafted `tokens` with `drafter` (-1: none) behind the first n_before tokens of the request is
     // over. n_asked: how many tokens were asked of a drafter that is not free; is_end: the request has ended. Returns
     // how many of `tokens` were right.
     size_t learn(Policy & policy, int32_t slot, int32_t drafter, int32_t proposal_class,

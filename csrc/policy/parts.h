@@ -1,4 +1,4 @@
-// Whether the rounds of several requests go to the target in one batch or in parts of it.
+// Whether the steps of several requests go to the target in one batch or in parts of it.
 //
 // From 64 rows on, llama.cpp's flash attention on a CPU works in tiles of 64 rows and computes, for each, the cells of
 // every request in it, where smaller batches pass over what a row does not need (benchmarks/README.md). Against it

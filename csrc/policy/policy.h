@@ -1,5 +1,5 @@
-// How much is drafted for each request in a step, and by which drafter. policy/fixed.* and policy/governor.* decide. No
-// llama.h.
+// How much is drafted for each request in its step, and by which drafter. policy/fixed.* and policy/governor.* decide.
+// No llama.h.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct Offer {
     int64_t n_behind = 0; // tokens it has to evaluate before it can draft
 };
 
-// A request that takes part in this step, with at least one row of its own.
+// A request that has a step in this iteration, with at least one row of its own.
 struct Candidate {
     int32_t slot;
     std::vector<Offer> offers; // at most one of each drafter; none: it decodes plainly
@@ -34,9 +34,9 @@ class Policy {
   public:
     virtual ~Policy() = default;
 
-    // The choice for each candidate, in their order. What else the step's batch holds (chunks of prompts, tokens that
-    // are evaluated again) costs the same whatever is drafted, so it does not count: beside a long step every draft
-    // would look cheap.
+    // The choice for each candidate, in their order. What else the iteration's batch holds (chunks of prompts, tokens
+    // that are evaluated again) costs the same whatever is drafted, so it does not count: beside a long iteration every
+    // draft would look cheap.
     virtual std::vector<Choice> choose(const std::vector<Candidate> & candidates) = 0;
 
     // Where a draft of at most k tokens that was just chosen ends; empty: nowhere before. Valid until the next choice.
@@ -58,7 +58,7 @@ class Policy {
     // Another request begins in this place: what was accepted of the one before says less about it.
     virtual void begin_request(int32_t slot) { (void) slot; }
 
-    // What a step showed. Times in microseconds, > 0.
+    // What an iteration showed. Times in microseconds, > 0.
     virtual void observe_target(int32_t n_rows, double us) { (void) n_rows, (void) us; }
 
     // `drafter` drafted for as many requests as `asked` has entries, in one go: asked[i] tokens for the i-th.

@@ -6,7 +6,7 @@ namespace pyfly {
 
 namespace {
 
-constexpr double rate_of_rounds = 0.3; // how far what is known follows a step ...
+constexpr double rate_of_steps = 0.3;  // how far what is known follows an iteration ...
 constexpr double rate_of_chunks = 0.5; // ... and a chunk
 constexpr double most = 2.0;           // what one of them counts for, at most: another process woke up
 
@@ -22,7 +22,7 @@ void PromptChunks::configure(int32_t n_most, int64_t us_most) {
 }
 
 double PromptChunks::limit() const {
-    return std::max(us_most_, us_of_rounds_);
+    return std::max(us_most_, us_of_steps_);
 }
 
 int32_t PromptChunks::n() const {
@@ -33,13 +33,13 @@ int32_t PromptChunks::n() const {
     return std::min(n_most_, static_cast<int32_t>(std::clamp<double>(n, n_least, n_most_ + n_least)));
 }
 
-void PromptChunks::observe(size_t n_prompt, bool has_rounds, double us) {
+void PromptChunks::observe(size_t n_prompt, bool has_steps, double us) {
     if (n_prompt == 0) {
-        follow(us_of_rounds_, us, rate_of_rounds);
+        follow(us_of_steps_, us, rate_of_steps);
         return;
     }
-    // Rounds draft now more and now less: at least half of the step counts as the chunk's.
-    const double own = has_rounds ? std::max(us - us_of_rounds_, us / 2.0) : us;
+    // Steps draft now more and now less: at least half of the iteration counts as the chunk's.
+    const double own = has_steps ? std::max(us - us_of_steps_, us / 2.0) : us;
     const bool is_short = 2 * n_prompt < static_cast<size_t>(n());
     if (us_of_token_ == 0.0 || !is_short || own > limit()) { // the last tokens of a prompt cost more each
         follow(us_of_token_, own / static_cast<double>(n_prompt), rate_of_chunks);

@@ -18,7 +18,7 @@ from pyfly_cpp._native.verification import GateNodes, WindowConfig, gate_array, 
 
 
 class RawRecord(NamedTuple):
-    """`pyfly_record` of pyfly.h, with the drafts that were rejected there."""
+    """`pyfly_record` of pyfly.h, with the drafts that were rejected there. `round` is its step: the name in JSON."""
 
     position: int
     token: int
@@ -57,11 +57,11 @@ class Costs(NamedTuple):
 
 
 class SlotProgress(NamedTuple):
-    """`pyfly_progress` of pyfly.h: what a step did for a text."""
+    """`pyfly_progress` of pyfly.h: what an iteration did for a request."""
 
     slot: int
     n_records: int
-    is_round: bool
+    is_step: bool
     is_waiting: bool
     failure: BaseException | None
 
@@ -131,16 +131,17 @@ class Batch(NativeHandle):
         return self.slots[slot] if slot >= 0 else None
 
     def step(self) -> list[SlotProgress]:
-        """Every running text continues with a chunk of its prompt or with a round; ValueError if none runs."""
+        """One iteration: every running request continues with a chunk of its prompt or with a step; ValueError if none
+        runs."""
         check(lib.pyfly_batch_step, self.pointer, self._progress, self._n_progress)
         return [
-            SlotProgress(p.slot, p.n_records, bool(p.is_round), bool(p.is_waiting), self._failure(p.slot, p.status))
+            SlotProgress(p.slot, p.n_records, bool(p.is_step), bool(p.is_waiting), self._failure(p.slot, p.status))
             for p in self._progress[0 : self._n_progress[0]]
         ]
 
     def step_alone(self) -> Any:
-        """A step of the only text that runs: its `pyfly_progress`, which the next step overwrites; raises what stopped
-        it."""
+        """An iteration for the only request that runs: its `pyfly_progress`, which the next one overwrites; raises what
+        stopped it."""
         check(lib.pyfly_batch_step, self.pointer, self._progress, self._n_progress)
         if self._n_progress[0] != 1:
             raise ValueError("another text runs in this batch; step all of them.")
@@ -166,7 +167,7 @@ class Batch(NativeHandle):
             draft_seconds=by_drafter(state.draft_us, 1e-6),
             catch_up_seconds=tuple(state.catch_up_us[i] / 1e6 for i in range(len(depths))),
             acceptance=by_drafter(state.acceptance, 1.0),
-            rounds_at=tuple(list(state.rounds_at)[:n_rows]),
+            rounds_at=tuple(list(state.steps_at)[:n_rows]),
         )
 
     def _failure(self, slot: int, status: int) -> BaseException | None:
@@ -246,7 +247,7 @@ class Slot:
             self.want(n_room)
 
     def resume(self, n_keep: int, tokens: Any) -> None:
-        """Goes on behind the first n_keep tokens, which end with one that the last round committed, with the caller's
+        """Goes on behind the first n_keep tokens, which end with one that the last step committed, with the caller's
         tokens; the sampler is as it was there."""
         array = boundary.tokens("what was sent", tokens)
         check(lib.pyfly_batch_resume, self._pointer, self.number, n_keep, token_pointer(array), len(array))
@@ -257,7 +258,7 @@ class Slot:
 
     @property
     def n_left(self) -> int:
-        """Tokens to evaluate before the next round; 0: the next step brings one."""
+        """Tokens to evaluate before the next step; 0: the next iteration brings it."""
         check(lib.pyfly_batch_n_left, self._pointer, self.number, self._size)
         return int(self._size[0])
 
@@ -277,7 +278,7 @@ class Slot:
         r = lib.pyfly_batch_records(self._pointer, self.number, self._size)[i]
         rejected = lib.pyfly_batch_rejected(self._pointer, self.number)
         return RawRecord(
-            r.position, r.token, r.origin, r.choice, r.depth, r.reason, r.round, r.entropy, r.margin, r.logprob,
+            r.position, r.token, r.origin, r.choice, r.depth, r.reason, r.step, r.entropy, r.margin, r.logprob,
             tuple(rejected[j] for j in range(r.rejected_begin, r.rejected_end)),
         )  # fmt: skip
 
@@ -348,7 +349,7 @@ class Slot:
         return self.snapshot().fields()
 
     def accepted(self) -> tuple[int, int, int]:
-        """The counters drafted, matched and loose_accepted: cheap enough for every round."""
+        """The counters drafted, matched and loose_accepted: cheap enough for every step."""
         return self.snapshot().accepted
 
     def reset_counters(self) -> None:

@@ -10,7 +10,7 @@ from pyfly_cpp._native.library import ffi, lib
 _FIELDS = ffi.typeof("pyfly_stats").fields
 
 _NAMES = (
-    "rounds", "drafted", "committed", "matched", "loose_accepted", "beginnings", "committed_first",
+    "drafted", "committed", "matched", "loose_accepted", "beginnings", "committed_first",
     "rejected_gate", "rejected_window", "rejected_boundary", "rejected_safety", "rollbacks", "rolled_back",
     "window_fallbacks", "prefilled", "replayed", "checkpoints", "accepted_from_answers",
 )  # fmt: skip
@@ -53,6 +53,7 @@ class Counters:
         drafted = list(s.drafted_at)
         n_depth = max((i + 1 for i, n in enumerate(drafted) if n), default=0)
         return {
+            "rounds": int(s.steps),  # the name in the files and the JSON of users
             **{name: int(getattr(s, name)) for name in _NAMES},
             "drafted_at_depth": tuple(drafted[:n_depth]),
             "accepted_at_depth": tuple(list(s.accepted_at)[:n_depth]),

@@ -121,9 +121,9 @@ def verify(
         raise ValueError(f"seed must be an integer in 0..2**64-1, not {seed!r}.")
     if window.across_rounds:
         raise ValueError("verify() judges one step; leave the window's across_rounds at None or False.")
-    in_round = replace(window, across_rounds=False)
+    in_step = replace(window, across_rounds=False)
     raw, tokens = _native.verify(
-        logits, draft, draft_logits, gate.nodes(), in_round.config(), protected, eog, target_tokens, answered,
+        logits, draft, draft_logits, gate.nodes(), in_step.config(), protected, eog, target_tokens, answered,
         n_answered, seed,
     )  # fmt: skip
     decisions = []

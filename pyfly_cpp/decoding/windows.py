@@ -69,18 +69,18 @@ class Window:
             )
 
     @property
-    def outlives_round(self) -> bool:
+    def outlives_step(self) -> bool:
         """`across_rounds` with its default filled in."""
         return RULES[self.rule].across_rounds if self.across_rounds is None else self.across_rounds
 
     @property
     def n_strict(self) -> int:
         """The last positions of a step at which no mismatch can stand, >= 0."""
-        return max(RULES[self.rule].needed(self.size, self.outlives_round), self.tail or 0)
+        return max(RULES[self.rule].needed(self.size, self.outlives_step), self.tail or 0)
 
     def config(self) -> tuple[int, str, int, bool]:
         """(size, rule, tail, across_rounds): `pyfly_window_config` of pyfly.h."""
-        return self.size, self.rule, -1 if self.tail is None else self.tail, self.outlives_round
+        return self.size, self.rule, -1 if self.tail is None else self.tail, self.outlives_step
 
     def but(self, **fields: Any) -> Window:
         """This window with other fields. One without positions gets the usual number of them with a rule for them."""

@@ -78,8 +78,8 @@ class Handle:
 
     def finish(self, cause: str) -> None:
         """Ends the answer where it stands, as `Output.end` does; nothing if it has ended."""
-        for step in self.steps[-1:]:
-            self._stepper.finish(step, cause)
+        for stepped in self.steps[-1:]:
+            self._stepper.finish(stepped, cause)
 
     def __iter__(self) -> Iterator[Any]:
         """Chunks as they arrive; without stream=True, the response. Begins at the first one whenever it is
@@ -140,6 +140,6 @@ def _cancel(feed: Feed, steps: list[Stepped], stepper: Stepper, why: str) -> boo
     failure = CancelledError(why)
     if feed.is_elsewhere or not feed.fail(failure):
         return False
-    for step in steps[-1:]:
-        stepper.cancel(step, failure)
+    for stepped in steps[-1:]:
+        stepper.cancel(stepped, failure)
     return True

@@ -20,7 +20,7 @@ from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.engine.output import Logprobs, Output, Piece, Row, logprobs_of
 from pyfly_cpp.engine.processors import Processors
 from pyfly_cpp.engine.request_limits import require_sampling
-from pyfly_cpp.engine.stats import Record, Round
+from pyfly_cpp.engine.stats import Record, Step
 from pyfly_cpp.errors import ContextFullError
 
 UNLIMITED = 2**31 - 1
@@ -78,15 +78,15 @@ class Request:
         """Whether each token has a record."""
         self.records: list[Record] = []
         """How each token of the answer was produced, with trace."""
-        self.log_rounds = False
-        self.rounds: list[Round] = []
-        """The counts of each round, with log_rounds."""
+        self.log_steps = False
+        self.steps: list[Step] = []
+        """The counts of each step, with log_steps."""
         self.on_piece: Callable[[Piece], None] | None = None
         """Called with each piece by whoever steps the batch, while the model is loaded."""
         self.begun = 0.0
         """When it began in its slot: `time.perf_counter`."""
         self.arrivals: list[float] = []
-        """When the tokens of each round came, which come together: `time.perf_counter`."""
+        """When the tokens of each step came, which come together: `time.perf_counter`."""
         self.n_arrived: list[int] = []
         """Tokens of the answer that came then, an end-of-text token included."""
         self.prompt_logprobs: list[Logprobs] = []
@@ -147,7 +147,7 @@ class Request:
             decoding: How it decodes, except for drafter and adaptive, which are the batch's.
             sampler: A llama_cpp `LlamaSampler`.
             n_evaluated: Tokens that the slot's memory holds; None: as many as the batch knows of.
-            draft_max: Most tokens of a round, for each of the batch's drafters; None: those of the batch.
+            draft_max: Most tokens of a step, for each of the batch's drafters; None: those of the batch.
 
         Raises:
             ValueError: the prompt has a token that is none.
@@ -166,7 +166,7 @@ class Request:
         if not self.arrivals:
             self._n_prompt = len(self.history)
         self._begun_at = self._position = slot.n_evaluated
-        if self.log_rounds:
+        if self.log_steps:
             self._accepted = slot.accepted()
 
     def raise_failure(self) -> None:
@@ -191,7 +191,7 @@ class Request:
         self.history[n_keep:] = map(int, tokens)
 
     def read_prompt(self, n_vocab: int) -> list[tuple[int, Row]]:
-        """What a step that was no round has evaluated: (position, row) of the tokens, if rows are wanted."""
+        """What an iteration without a step has evaluated: (position, row) of the tokens, if rows are wanted."""
         slot, was, rows = self.slot, self._position, list[tuple[int, Row]]()
         while self._wants_prompt_rows and (row := slot.prompt_row(was + len(rows), n_vocab)) is not None:
             rows.append((was + len(rows), row))
@@ -202,12 +202,12 @@ class Request:
         return rows
 
     def tell_prefill(self, on_prefill: Callable[[int, int], None] | None) -> None:
-        """Tells, behind a step that was no round, how many prompt tokens of how many are evaluated, if any are."""
+        """Tells, after an iteration without a step, how many prompt tokens of how many are evaluated, if any are."""
         if on_prefill is not None and self._position > self._begun_at:
             on_prefill(self._position - self._begun_at, len(self.history) - self._begun_at)
 
-    def read_round(self, n_vocab: int, seconds: float) -> list[Committed]:
-        """What a round has committed. `seconds`: that it took."""
+    def read_step(self, n_vocab: int, seconds: float) -> list[Committed]:
+        """What a step has committed. `seconds`: that it took."""
         slot, keeps_rows, trace = self.slot, self._keeps_rows, self.trace
         committed = [
             Committed(
@@ -221,10 +221,10 @@ class Request:
         if committed:
             self.arrivals.append(time.perf_counter())
             self.n_arrived.append(0)
-        if self.log_rounds:
+        if self.log_steps:
             now = slot.accepted()
             drafted, matched, loose = (b - a for a, b in zip(self._accepted, now))
-            self.rounds.append(Round(len(committed), drafted, matched, loose, seconds))
+            self.steps.append(Step(len(committed), drafted, matched, loose, seconds))
             self._accepted = now
         return committed
 

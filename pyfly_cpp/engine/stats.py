@@ -251,8 +251,8 @@ class Stats:
 
 
 @dataclass(frozen=True)
-class Round:
-    """The counts of one step (`Request.log_rounds`). A provisional token counts as drafted in its own step; as matched
+class Step:
+    """The counts of one step (`Request.log_steps`). A provisional token counts as drafted in its own step; as matched
     or loose, and as committed, in the one that decides on it. Tokens of the last step after the end of the answer are
     counted here, unlike in `Stats`."""
 

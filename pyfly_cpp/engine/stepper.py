@@ -1,6 +1,6 @@
 """The thread that steps a batch, and alone touches it.
 
-The way of a token: `pyfly_batch_step` evaluates a step of all requests; `Request` makes pieces of text of what each has
+The way of a token: `pyfly_batch_step` evaluates a step of each request; `Request` makes pieces of text of what each has
 committed, and puts them on its `Feed`, where whoever waits takes them off.
 """
 
@@ -39,11 +39,11 @@ class Stepped:
     """Has an output."""
     decoding: Decoding
     draft_max: Sequence[int]
-    """Most tokens of a round, for each of the batch's drafters."""
+    """Most tokens of a step, for each of the batch's drafters."""
     sampler: Any
     on_event: Callable[[str], None] | None = None
     """Called in the stepping thread with what has just happened: `"begun"`, `"prompt"` (some of it was evaluated),
-    `"round"`, `"ended"`."""
+    `"step"`, `"ended"`."""
     feed: Feed = field(default_factory=Feed)
     """Gets the pieces."""
     slot: Slot | None = None
@@ -101,19 +101,19 @@ class Stepper:
 
     # ---- From any thread ---------------------------------------------------------------------------------------------
 
-    def add(self, step: Stepped) -> None:
+    def add(self, stepped: Stepped) -> None:
         """A request wants a slot; requests get theirs in this order. Raises ValueError if the stepper has ended."""
-        self._command(lambda: self._joining.append(step))
+        self._command(lambda: self._joining.append(stepped))
 
-    def cancel(self, step: Stepped, failure: BaseException) -> None:
+    def cancel(self, stepped: Stepped, failure: BaseException) -> None:
         """A request ends with a failure, if it has not ended."""
         with contextlib.suppress(ValueError):  # closed: nothing is left of it
-            self._command(lambda: self._fail(step, failure))
+            self._command(lambda: self._fail(stepped, failure))
 
-    def finish(self, step: Stepped, cause: str) -> None:
+    def finish(self, stepped: Stepped, cause: str) -> None:
         """An answer ends where it stands, if it has not ended; see `Output.end`."""
         with contextlib.suppress(ValueError):
-            self._command(lambda: self._end(step, cause))
+            self._command(lambda: self._end(stepped, cause))
 
     def call(self, function: Callable[[], T]) -> T:
         """Calls a function in the stepping thread, between two steps. Raises ValueError if the stepper has ended."""
@@ -162,12 +162,14 @@ class Stepper:
                 self._thread.join()
             return self._last_stats
 
-    def stats_of(self, step: Stepped) -> Stats:
+    def stats_of(self, stepped: Stepped) -> Stats:
         """The counters of this request, so far; waits for the step that runs."""
         with contextlib.suppress(ValueError):  # closed
-            if step.slot is not None:
-                return self.call(lambda: step.stats if step.slot is None else self._described(step.slot.snapshot()))
-        return step.stats
+            if stepped.slot is not None:
+                return self.call(
+                    lambda: stepped.stats if stepped.slot is None else self._described(stepped.slot.snapshot())
+                )
+        return stepped.stats
 
     def reset_stats(self) -> None:
         """Sets the sum to 0, not what the running requests have counted."""
@@ -234,8 +236,8 @@ class Stepper:
 
     def _start_requests(self) -> None:
         while self._joining:
-            step = self._joining[0]
-            request = step.request
+            stepped = self._joining[0]
+            request = stepped.request
             if self._decoder.has_new_adapters:
                 if self._running:
                     return  # what they hold serves nobody, and is not all computed in one way
@@ -246,90 +248,90 @@ class Stepper:
                 if slot is None:
                     return
                 slot.reset_counters()
-                request.begin(slot, step.decoding, step.sampler, draft_max=step.draft_max)
+                request.begin(slot, stepped.decoding, stepped.sampler, draft_max=stepped.draft_max)
             except Exception as failure:
-                self._fail(step, failure)
+                self._fail(stepped, failure)
             else:
                 self._joining.popleft()
-                step.slot, self._running[slot.number] = slot, step
+                stepped.slot, self._running[slot.number] = slot, stepped
                 try:
-                    step.tell("begun")
+                    stepped.tell("begun")
                 except BaseException as failure:
-                    self._fail(step, failure)
+                    self._fail(stepped, failure)
 
     def _step(self) -> None:
         begun = time.perf_counter()
         progress = self._batch.step()
         ended = time.perf_counter()
         for one in progress:
-            step = self._running[one.slot]
+            stepped = self._running[one.slot]
             try:
-                self._read(step, one, ended - begun)
+                self._read(stepped, one, ended - begun)
             except BaseException as failure:  # also what a callback of the request raised
-                self._fail(step, failure)
+                self._fail(stepped, failure)
         self._decoder.python_seconds += time.perf_counter() - ended
 
-    def _read(self, step: Stepped, progress: SlotProgress, seconds: float) -> None:
-        """Puts what a step did for a request on its feed."""
-        request = step.request
+    def _read(self, stepped: Stepped, progress: SlotProgress, seconds: float) -> None:
+        """Puts what an iteration did for a request on its feed."""
+        request = stepped.request
         if progress.failure is not None:
-            self._put(step, [request.last_piece(progress.failure)])
-        elif not progress.is_round:
+            self._put(stepped, [request.last_piece(progress.failure)])
+        elif not progress.is_step:
             request.read_prompt(self._n_vocab)
-            step.tell("prompt")
+            stepped.tell("prompt")
         else:
             pieces = []
-            for committed in request.read_round(self._n_vocab, seconds):
+            for committed in request.read_step(self._n_vocab, seconds):
                 piece = request.add(committed)
                 if piece.text or piece.finish:
                     pieces.append(piece)
                 if piece.finish:
                     break
-            step.tell("round")
+            stepped.tell("step")
             if pieces:
-                self._put(step, pieces)
+                self._put(stepped, pieces)
 
-    def _put(self, step: Stepped, pieces: list[Piece]) -> None:
+    def _put(self, stepped: Stepped, pieces: list[Piece]) -> None:
         is_last = pieces[-1].finish is not None
         if is_last:
-            self._remove(step)
-            pieces[-1] = pieces[-1]._replace(stats=step.stats)
-        step.feed.put(pieces, is_last)
+            self._remove(stepped)
+            pieces[-1] = pieces[-1]._replace(stats=stepped.stats)
+        stepped.feed.put(pieces, is_last)
 
-    def _end(self, step: Stepped, cause: str) -> None:
-        if not step.feed.future.done():
+    def _end(self, stepped: Stepped, cause: str) -> None:
+        if not stepped.feed.future.done():
             try:
-                self._put(step, [step.request.end(cause)])
+                self._put(stepped, [stepped.request.end(cause)])
             except BaseException as failure:  # of its on_event
-                self._fail(step, failure)
+                self._fail(stepped, failure)
 
-    def _fail(self, step: Stepped, failure: BaseException) -> None:
+    def _fail(self, stepped: Stepped, failure: BaseException) -> None:
         with contextlib.suppress(BaseException):  # of its on_event: the first failure is told
-            self._remove(step)
-        step.feed.fail(failure)
+            self._remove(stepped)
+        stepped.feed.fail(failure)
 
-    def _remove(self, step: Stepped) -> None:
+    def _remove(self, stepped: Stepped) -> None:
         """The request has its slot no more; what that holds of the committed tokens serves later ones."""
-        slot = step.slot
+        slot = stepped.slot
         if slot is None:
             with contextlib.suppress(ValueError):
-                self._joining.remove(step)
+                self._joining.remove(stepped)
             return
         del self._running[slot.number]
         counters = slot.snapshot()
         self._ended = self._ended + counters
-        step.slot, step.stats = None, self._described(counters)
+        stepped.slot, stepped.stats = None, self._described(counters)
         with contextlib.suppress(Exception):  # the memory could not be cut: the slot's next request will be told
             slot.end()
-        step.tell("ended")
+        stepped.tell("ended")
 
     def _described(self, counters: Counters) -> Stats:
         return self._decoder.describe(counters, 0.0)
 
     def _counted(self) -> Counters:
         total = self._ended
-        for step in self._running.values():
-            total = total + step.request.slot.snapshot()
+        for stepped in self._running.values():
+            total = total + stepped.request.slot.snapshot()
         return total
 
     def _stats(self) -> Stats:
@@ -345,8 +347,8 @@ class Stepper:
             while queue:
                 with contextlib.suppress(Exception):
                     queue.popleft()()
-        for step in (*self._running.values(), *self._joining):
+        for stepped in (*self._running.values(), *self._joining):
             with contextlib.suppress(Exception):
-                self._fail(step, failure)
+                self._fail(stepped, failure)
         with contextlib.suppress(Exception):
             self._last_stats = self._stats()

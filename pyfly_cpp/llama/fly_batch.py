@@ -156,13 +156,13 @@ class FlyBatch:
                 if event == "prompt":
                     asked.tell_prefill(seen)
 
-            step = self._begin(asked, completion.next_seed, decoding, trace, tell if seen else None, feed)
+            stepped = self._begin(asked, completion.next_seed, decoding, trace, tell if seen else None, feed)
         except Exception as failure:  # of this request: `complete` may want it in place of a result
             self._stepper.require_open()
             feed.fail(failure)
             return Handle(feed, [], self._stepper, self)
         response = None if request.get("stream") else completion.response
-        return Handle(feed, [step], self._stepper, self, completion.new_stream, response)
+        return Handle(feed, [stepped], self._stepper, self, completion.new_stream, response)
 
     def write(
         self,
@@ -181,12 +181,12 @@ class FlyBatch:
             decoding: How it decodes, except for drafter and adaptive, which are the batch's; None: the batch's.
             trace: As in `submit`, which raises the same; the sampling may also be rejected.
             on_event: Called in the thread that steps, with the event: "begun", "prompt"
-                (some of it was evaluated), "round", "ended".
+                (some of it was evaluated), "step", "ended".
         """
         decoding = decoding or self.decoding
         require_fitting(decoding.draft_max, self.model.n_batch)
-        step = self._begin(request, lambda last: last if seed is None else seed, decoding, trace, on_event, Feed())
-        return Handle(step.feed, [step], self._stepper, self)
+        stepped = self._begin(request, lambda last: last if seed is None else seed, decoding, trace, on_event, Feed())
+        return Handle(stepped.feed, [stepped], self._stepper, self)
 
     def _begin(
         self,
@@ -204,9 +204,9 @@ class FlyBatch:
         with model.access.reading():
             sampler = llama.new_sampler(request, seed)
         request.trace = llama.trace if trace is None else trace
-        step = Stepped(request, decoding, model.draft_lengths(decoding), sampler, on_event, feed)
-        self._stepper.add(step)
-        return step
+        stepped = Stepped(request, decoding, model.draft_lengths(decoding), sampler, on_event, feed)
+        self._stepper.add(stepped)
+        return stepped
 
     def _have_handled(self, messages: list[Any], request: dict[str, Any], how: dict[str, Any]) -> Handle:
         """A chat whose format makes its own completions, in a thread of its own."""

@@ -1,4 +1,4 @@
-"""`Generation`: the loop around the rounds of a FlyLlama, from a prompt to the last token that somebody wants.
+"""`Generation`: the loop around the steps of a FlyLlama, from a prompt to the last token that somebody wants.
 
 At every `yield`, `n_tokens`, `input_ids` and the KV cache are what the base class promises: the first `n_tokens` tokens
 are evaluated, the yielded token is the next one. What the batch holds beyond that is invisible, and is gone as soon as
@@ -162,9 +162,9 @@ class Generation:
                 with interrupts_deferred():
                     progress = llm.loaded.decoder.batch.step_alone()
             committed = self._read(progress, begun)
-        if not progress.is_round:
+        if not progress.is_step:
             request.tell_prefill(llm.on_prefill)
-        elif len(request.arrivals) <= 2:  # the first round: one token may have been chosen before it
+        elif len(request.arrivals) <= 2:  # the first step: one token may have been chosen before it
             llm.loaded.decoder.warn_if_plain(stacklevel=3)
         return committed
 
@@ -177,8 +177,8 @@ class Generation:
     def _read(self, progress: Any, begun: float) -> list[Committed]:
         """What a step that began then has committed."""
         llm, request, started = self._llm, self.request, time.perf_counter()
-        if progress.is_round:
-            committed = request.read_round(self._n_vocab, started - begun)
+        if progress.is_step:
+            committed = request.read_step(self._n_vocab, started - begun)
             llm.loaded.decoder.python_seconds += time.perf_counter() - started
             return committed
         for position, row in request.read_prompt(self._n_vocab):

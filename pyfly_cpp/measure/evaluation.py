@@ -157,7 +157,7 @@ def _line(plan: Plan, generator: Generator, asked: Asked, setting: Decoding, gen
         "detail": verdict.detail,
         "loop": find_loop(generated.tokens) is not None,
         "finish": generated.finish,
-        "drafted_rounds": sum(1 for one in generated.rounds if one.drafted),
+        "drafted_rounds": sum(1 for one in generated.steps if one.drafted),
         "margins": _margins(generated),
         "decode_tokens": generated.decode_tokens,
         "decode_seconds": generated.decode_seconds,

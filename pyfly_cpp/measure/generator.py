@@ -16,7 +16,7 @@ from pyfly_cpp.decoding.drafters import PromptLookup, has_head
 from pyfly_cpp.decoding.resolve import Resolved
 from pyfly_cpp.engine.output import Piece
 from pyfly_cpp.engine.request import Request
-from pyfly_cpp.engine.stats import Record, Round, Stats
+from pyfly_cpp.engine.stats import Record, Stats, Step
 from pyfly_cpp.llama.fly_llama import FlyLlama
 from pyfly_cpp.llama.prompting import render_chat
 
@@ -86,7 +86,7 @@ class Generated:
     """Counters of this generation, its first step included."""
     records: tuple[Record, ...] = ()
     """With trace, one for each token, an end-of-text token included."""
-    rounds: tuple[Round, ...] = ()
+    steps: tuple[Step, ...] = ()
     arrivals: tuple[float, ...] = ()
     """When the tokens of each step came, which come together: seconds of wall time after the beginning."""
 
@@ -147,7 +147,7 @@ class Generator:
         for prompt in prompts[1:]:
             n = next((i for i in range(n) if prompt.tokens[i] != first[i]), n)
         self.llm.reset()
-        self._first_round(first[: n + 1], PLAIN)
+        self._first_step(first[: n + 1], PLAIN)
         self.forget(n)
         return n
 
@@ -167,11 +167,11 @@ class Generator:
             return 0
         # An adaptive setting would take this for a text.
         for setting in (PLAIN, *[setting for setting in drafting if not setting.adaptive][:1]):
-            self._first_round(prompt.tokens, setting)
+            self._first_step(prompt.tokens, setting)
             self.forget(len(prompt.tokens) - 1)
         return len(prompt.tokens) - 1
 
-    def _first_round(self, tokens: Sequence[int], setting: Decoding) -> None:
+    def _first_step(self, tokens: Sequence[int], setting: Decoding) -> None:
         self.configure(setting)
         stream = self.llm.generate(list(tokens), temp=0.0)
         next(stream)
@@ -228,7 +228,7 @@ def request_for(llm: FlyLlama, prompt: Prompt, max_tokens: int, temperature: flo
     """The request that a generation is."""
     output = llm.new_output(prompt.tokens, prompt.stop, max_tokens)
     request = llm.new_request(prompt.tokens, output, sampling={"temp": temperature})
-    request.log_rounds = True
+    request.log_steps = True
     return request
 
 
@@ -239,5 +239,5 @@ def generated(request: Request, pieces: Sequence[Piece], stats: Stats) -> Genera
     return Generated(
         "".join(piece.text for piece in pieces), tuple(tokens[:-1] if request.output.cause == "eog" else tokens),
         request.output.cause, arrivals[0] - request.begun, sum(n_arrived[1:]), arrivals[-1] - arrivals[0], stats,
-        tuple(request.records), tuple(request.rounds), tuple(moment - request.begun for moment in arrivals),
+        tuple(request.records), tuple(request.steps), tuple(moment - request.begun for moment in arrivals),
     )  # fmt: skip

@@ -22,7 +22,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from pyfly_cpp.engine.stats import Round, Stats
+from pyfly_cpp.engine.stats import Stats, Step
 from pyfly_cpp.machine.cache import state_folder
 from pyfly_cpp.machine.files import OutputError, only_writer, write_atomically
 from pyfly_cpp.machine.prompt_sets import BenchPrompt
@@ -181,10 +181,10 @@ def _is_begun(content: bytes) -> bool:
 
 
 def _measured(row: Mapping[str, Any], prompt: BenchPrompt) -> Measured:
-    rounds = tuple(Round(*values) for values in zip(*(row["rounds"][field.name] for field in fields(Round))))
+    steps = tuple(Step(*values) for values in zip(*(row["rounds"][field.name] for field in fields(Step))))
     result = Generated(
         row["output"], tuple(row["tokens"]), row["finish"], row["seconds_prompt"], row["decode_tokens"],
-        row["decode_seconds"], Stats.read(row["stats"]), (), rounds, tuple(row["arrivals"]),
+        row["decode_seconds"], Stats.read(row["stats"]), (), steps, tuple(row["arrivals"]),
     )  # fmt: skip
     return Measured(prompt, row["turn"], row["repeat"], row["setting"], row["n_prompt"], result, row["n_parallel"])
 

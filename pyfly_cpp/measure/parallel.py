@@ -119,7 +119,7 @@ class _Running:
             self._seen = shares.enter()
         elif event == "ended":
             shares.leave()
-        elif event == "prompt" or len(request.arrivals) == 1:  # the first round has the end of the prompt
+        elif event == "prompt" or len(request.arrivals) == 1:  # the first step has the end of the prompt
             now = request.slot.counters()["seconds_prefill"]
             self._seen, self._n_seconds = shares.prompt(self._seen, now - self._n_seconds), now
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from pyfly_cpp.decoding import PLAIN, Decoding
-from pyfly_cpp.engine.stats import Round
+from pyfly_cpp.engine.stats import Step
 from pyfly_cpp.machine.conditions import resident_mib
 from pyfly_cpp.machine.prompt_sets import BenchPrompt
 from pyfly_cpp.measure.generator import Generated, Generator
@@ -68,7 +68,7 @@ class Measured:
             "seconds_prompt": result.seconds_prompt,
             "arrivals": [_brief(seconds) for seconds in result.arrivals],
             "stats": result.stats.as_dict(),
-            "rounds": {f.name: [_brief(getattr(r, f.name)) for r in result.rounds] for f in fields(Round)},
+            "rounds": {f.name: [_brief(getattr(r, f.name)) for r in result.steps] for f in fields(Step)},
             "output": result.text,
         }
 

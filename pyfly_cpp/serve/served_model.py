@@ -271,7 +271,7 @@ class Model:
             if event in ("begun", "prompt") and request.slot.n_evaluated != told:  # the same while it waits
                 told = request.slot.n_evaluated
                 on_progress(told)
-            elif event == "round" and len(request.arrivals) == 1:
+            elif event == "step" and len(request.arrivals) == 1:
                 on_progress(len(wanted.prompt))
 
         return self.batch.write(

@@ -212,13 +212,13 @@ def exact(world):
 
 @trial
 def margin(world):
-    """One request, loose, with windows across rounds that hold or break."""
+    """One request, loose, with windows across steps that hold or break."""
     return world.alone(drafter=world.drafter, draft_max=N_DRAFT, **LOOSE)
 
 
 @trial
 def deep(world):
-    """One request, 20 drafts in a round."""
+    """One request, 20 drafts in a step."""
     return world.alone(drafter=Drafter(world.reference, 20), draft_max=20)
 
 

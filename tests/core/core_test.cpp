@@ -227,10 +227,10 @@ pyfly_request request_of(const std::vector<int32_t> & text, const pyfly_gate_nod
     return request;
 }
 
-// Several texts at once that join, leave and fail: exact ones commit what the model chooses. Returns how many rounds
+// Several texts at once that join, leave and fail: exact ones commit what the model chooses. Returns how many steps
 // there were, of all texts.
 int64_t test_batches(uint32_t begin, uint32_t end) {
-    int64_t n_rounds = 0;
+    int64_t n_steps = 0;
     for (uint32_t seed = begin; seed < end; seed++) {
         const int32_t n_slots = seed % 2 == 0 ? 1 : random_int(2, 8);
         pyfly_target * target = nullptr;
@@ -298,7 +298,7 @@ int64_t test_batches(uint32_t begin, uint32_t end) {
                     pyfly_stats stats;
                     pyfly_batch_stats(batch, slot, &stats);
                     pyfly_batch_reset_stats(batch, slot);
-                    n_rounds += stats.rounds;
+                    n_steps += stats.steps;
                     assert(pyfly_batch_end(batch, slot, -1, &error) == PYFLY_OK);
                     n_ended++;
                 } else if (n_slots > 1 && random_int(0, 60) == 0) { // cancelled
@@ -315,23 +315,23 @@ int64_t test_batches(uint32_t begin, uint32_t end) {
         pyfly_drafter_free(lookup);
         pyfly_target_free(target);
     }
-    return n_rounds;
+    return n_steps;
 }
 
 // Batches on several threads share nothing but code.
 void test_threads() {
-    std::atomic<int64_t> n_rounds = 0;
+    std::atomic<int64_t> n_steps = 0;
     std::vector<std::thread> threads;
     for (uint32_t i = 0; i < 4; i++) {
-        threads.emplace_back([&n_rounds, i] {
+        threads.emplace_back([&n_steps, i] {
             rng.seed(i);
-            n_rounds += test_batches(i * 40, (i + 1) * 40);
+            n_steps += test_batches(i * 40, (i + 1) * 40);
         });
     }
     for (std::thread & thread : threads) {
         thread.join();
     }
-    assert(n_rounds > 10000);
+    assert(n_steps > 10000);
 }
 
 // KL(q || p), KL(p || q), both to the mean, the mean to both, half of what they differ by.
@@ -439,7 +439,7 @@ void test_bad_arguments() {
 
 // Every token that comes out can be drawn, whatever the rows forbid; accepted ones are the drafts.
 void test_speculative_sampling() {
-    for (int32_t round = 0; round < 300; round++) {
+    for (int32_t trial = 0; trial < 300; trial++) {
         const size_t n_vocab = static_cast<size_t>(random_int(1, 40)), n_draft = static_cast<size_t>(random_int(0, 8));
         std::vector<float> logits, draft_logits;
         std::vector<int32_t> draft;
@@ -455,14 +455,14 @@ void test_speculative_sampling() {
                 draft.push_back(token);
             }
         }
-        const pyfly_gate_node gate = {PYFLY_GATE_STOCHASTIC, round % 3, 0.0, 0.0};
+        const pyfly_gate_node gate = {PYFLY_GATE_STOCHASTIC, trial % 3, 0.0, 0.0};
         const pyfly_window_config window = {0, PYFLY_WINDOW_AGREE, -1, 0};
         std::vector<pyfly_decision> decisions(n_draft + 1);
         std::vector<int32_t> tokens(n_draft + 1);
         size_t n_tokens = 0;
-        assert(pyfly_verify(logits.data(), n_vocab, draft.data(), n_draft, round % 2 ? draft_logits.data() : nullptr,
+        assert(pyfly_verify(logits.data(), n_vocab, draft.data(), n_draft, trial % 2 ? draft_logits.data() : nullptr,
                             nullptr, &gate, 1, &window, nullptr, 0, nullptr, 0, nullptr, 0,
-                            static_cast<uint64_t>(round), decisions.data(), tokens.data(), &n_tokens,
+                            static_cast<uint64_t>(trial), decisions.data(), tokens.data(), &n_tokens,
                             &error) == PYFLY_OK);
         assert(n_tokens >= 1 && n_tokens <= n_draft + 1);
         for (size_t i = 0; i < n_tokens; i++) {

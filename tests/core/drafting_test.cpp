@@ -98,19 +98,19 @@ void test_rows_without_tokens_are_not_the_next_drafters() {
     assert(texts.batch.at(0).stats().drafted == 1);
 }
 
-void test_a_text_stops_alone(bool is_adaptive, bool Fails::*failure, int32_t n_rounds_before, pyfly_status status) {
+void test_a_text_stops_alone(bool is_adaptive, bool Fails::*failure, int32_t n_steps_before, pyfly_status status) {
     Fails drafter;
     Texts texts(is_adaptive, {{&drafter, 2}});
     for (const int32_t slot : {0, 1}) {
         texts.begin(slot, pyfly::GateExpression::exact());
     }
-    for (int32_t i = 0; i < n_rounds_before; i++) {
+    for (int32_t i = 0; i < n_steps_before; i++) {
         texts.batch.step();
     }
     drafter.*failure = true;
     const std::vector<pyfly::Batch::Progress> progress = texts.batch.step();
-    assert(progress.size() == 2 && progress[0].is_round && progress[0].failure.status == PYFLY_OK);
-    assert(progress[1].failure.status == status && texts.batch.at(1).stats().rounds == n_rounds_before);
+    assert(progress.size() == 2 && progress[0].is_step && progress[0].failure.status == PYFLY_OK);
+    assert(progress[1].failure.status == status && texts.batch.at(1).stats().steps == n_steps_before);
     texts.batch.end(1, texts.history(1).size() - 1);
     assert(texts.batch.step().size() == 1);
 }
@@ -136,7 +136,7 @@ void test_without_drafters_nothing_is_learned_of_the_last_draft() {
     texts.batch.configure(true, {}, 0, 0);
     texts.begin(0, pyfly::GateExpression::exact());
     const std::vector<pyfly::Batch::Progress> progress = texts.batch.step();
-    assert(progress.size() == 1 && progress[0].is_round && progress[0].failure.status == PYFLY_OK);
+    assert(progress.size() == 1 && progress[0].is_step && progress[0].failure.status == PYFLY_OK);
 }
 
 int32_t n_asked = 0;

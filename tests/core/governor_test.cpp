@@ -663,7 +663,7 @@ void test_odd_input_does_no_harm() {
     }
     pyfly_governor_state state;
     governor.state(state);
-    assert(state.target_us[4] > 0.0 && state.rounds_at[0] > 0);
+    assert(state.target_us[4] > 0.0 && state.steps_at[0] > 0);
 }
 
 } // namespace

@@ -28,25 +28,25 @@ struct World {
     double smt_slowdown = 1; // a neighbour shares a core's units with us, both run on
     double stall = 4.0;      // mean wait of a contended evaluation for threads without a core, in its own time
     double noise = 0.05;
-    std::vector<double> round = {20e3}; // single-threaded time of the evaluations of a round, each a kind of its own
+    std::vector<double> step = {20e3}; // single-threaded time of the evaluations of a step, each a kind of its own
 };
 
 struct Simulation {
     explicit Simulation(World w, uint32_t seed = 1)
         : world(std::move(w)), policy(world.n_cores, world.sees_cores), rng(seed) {}
 
-    // Runs for so many microseconds; returns rounds per second. n > 0: with so many threads.
+    // Runs for so many microseconds; returns steps per second. n > 0: with so many threads.
     double run(double duration, int32_t n = 0) {
         const double end = us + duration;
-        int64_t n_rounds = 0;
+        int64_t n_steps = 0;
         const double begun = us;
         while (us < end) {
-            for (size_t kind = 0; kind < world.round.size(); kind++) {
-                evaluate(static_cast<int32_t>(kind) + 1, world.round[kind], n);
+            for (size_t kind = 0; kind < world.step.size(); kind++) {
+                evaluate(static_cast<int32_t>(kind) + 1, world.step[kind], n);
             }
-            n_rounds++;
+            n_steps++;
         }
-        return static_cast<double>(n_rounds) / (us - begun) * 1e6;
+        return static_cast<double>(n_steps) / (us - begun) * 1e6;
     }
 
     // Neighbours come and go within an evaluation, so it runs in parts of at most 10 ms of work.
@@ -109,7 +109,7 @@ double one(double) {
     return 1.0;
 }
 
-// Rounds per second against those of a fixed thread count.
+// Steps per second against those of a fixed thread count.
 double gain(const World & world, double duration, int32_t fixed, uint32_t n_seeds = 4) {
     double sum = 0.0, other = 0.0;
     for (uint32_t seed = 1; seed <= n_seeds; seed++) {
@@ -119,14 +119,14 @@ double gain(const World & world, double duration, int32_t fixed, uint32_t n_seed
     return sum / other;
 }
 
-// Worlds are tried with rounds of one short evaluation, of one long, and of several: a draft and its verification.
-const std::vector<std::vector<double>> rounds = {{20e3}, {300e3}, {10e3, 5e3, 5e3, 5e3, 5e3, 5e3, 60e3}};
+// Worlds are tried with steps of one short evaluation, of one long, and of several: a draft and its verification.
+const std::vector<std::vector<double>> steps = {{20e3}, {300e3}, {10e3, 5e3, 5e3, 5e3, 5e3, 5e3, 60e3}};
 
 template <typename Check> void each_world(World world, Check check) {
     for (const bool sees_cores : {true, false}) {
-        for (const std::vector<double> & round : rounds) {
+        for (const std::vector<double> & step : steps) {
             world.sees_cores = sees_cores;
-            world.round = round;
+            world.step = step;
             check(world);
         }
     }

@@ -677,7 +677,7 @@ def test_a_processor_that_raises(fly):
 
     with pytest.raises(MyError, match="mine"):
         fly(PROMPT, max_tokens=40, temperature=0, logits_processor=LogitsProcessorList([raises]))
-    assert len(n_calls) == 7  # not asked again in that round
+    assert len(n_calls) == 7  # not asked again in that step
 
 
 @pytest.mark.parametrize("result", ["text", None, [1.0, 2.0]], ids=str)
@@ -716,7 +716,7 @@ def test_on_prefill_that_raises(tiny_target, expected):
 
 
 def test_an_interrupt_during_a_round(tiny_target, expected):
-    """Ctrl-C while C runs: heard when the round is over."""
+    """Ctrl-C while C runs: heard when the step is over."""
     rounds = []
 
     def drafter(history):
@@ -735,7 +735,7 @@ def test_an_interrupt_during_a_round(tiny_target, expected):
 
 
 def test_an_interrupt_inside_a_processor(fly):
-    """ctypes would print it and go on; so it waits for the end of the round. The handler is the caller's own again."""
+    """ctypes would print it and go on; so it waits for the end of the step. The handler is the caller's own again."""
     calls = []
 
     def processor(input_ids, scores):

@@ -205,7 +205,7 @@ def test_a_draft_is_what_the_draft_model_says(spm, draft_f32):
 
 
 def test_the_cache_of_the_draft_is_kept(tiny_target, spm):
-    """In a round it evaluates about what it drafts, not the text."""
+    """In a step it evaluates about what it drafts, not the text."""
     fly = FlyLlama(tiny_target, drafter=CrossVocabulary(DraftModel(spm, draft_max=4)), **OPTIONS)
     prompt = fly.tokenize((TEXT * 3).encode())
     greedy(fly, prompt, 1)

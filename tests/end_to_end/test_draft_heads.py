@@ -62,7 +62,7 @@ class Head:
     """Its file; None: in the target's."""
     target: Path
     k: int
-    """Drafts a round of the measurement."""
+    """Drafts a step of the measurement."""
     acceptance: float
     """Accepted of drafted on the first `n_prompts` prompts."""
     n_prompts: int
@@ -136,7 +136,7 @@ def test_acceptance_and_losslessness(name, references, loaded):
         tokens, out = generate(llm, prompt)
         assert i % 3 or worst_gap(references[head.target], tokens, out) < TOLERANCE[head.target]
     stats = llm.stats
-    # Of the last round of an answer the tool counts what was accepted behind its end, too.
+    # Of the last step of an answer the tool counts what was accepted behind its end, too.
     assert stats.acceptance >= head.acceptance - 0.01
     assert stats.mean_accepted > 0.95 * (1 + head.k * head.acceptance)
     assert stats.replayed == 0, "every roll-back by a snapshot"
@@ -194,7 +194,7 @@ def test_windows(name, across_rounds, k, references, opened):
             assert record.origin != "loose" or row.max() - row[record.token] < 1.0 + most
     stats = llm.stats
     assert name in BLOCKS or (stats.loose_accepted > 0 and stats.mean_accepted > 2.5)
-    # What stood behind an open mismatch is evaluated again with the next round where the state is recurrent.
+    # What stood behind an open mismatch is evaluated again with the next step where the state is recurrent.
     assert (stats.replayed > 0) == (name == "MTP") or (name in BLOCKS and across_rounds)
 
 
@@ -306,7 +306,7 @@ def test_chained_blocks_draft_one_token_each(opened, tmp_path):
         tokens, out = generate(chained, prompt, 60)
         assert worst_gap(reference, tokens, out) < 1e-3
         assert generate(single, prompt, 60) == (tokens, out)
-    # llama.cpp's draft-mtp accepts 29 % of one and 19 % of two drafts a round on these prompts.
+    # llama.cpp's draft-mtp accepts 29 % of one and 19 % of two drafts a step on these prompts.
     assert single.stats.acceptance > 0.27
     assert chained.stats.acceptance > 0.18
     with pytest.raises(ValueError, match=r"draft_max is 3.*2 chained NextN layers.*lower draft_max"):

@@ -47,7 +47,7 @@ def evaluated(fly):
 
 @pytest.mark.parametrize("k", [1, 2, 5, 8])
 def test_a_verified_batch_is_never_evaluated_again(k, tiny_target, tiny_draft, plain):
-    """In a round the draft evaluates its K - 1 first drafts and the one or two tokens that verification put behind what
+    """In a step the draft evaluates its K - 1 first drafts and the one or two tokens that verification put behind what
     it has; not the drafts that were accepted."""
     fly = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft, draft_max=k), **OPTIONS)
     n_prompt = len(fly.tokenize(PROMPT.encode()))
@@ -56,7 +56,7 @@ def test_a_verified_batch_is_never_evaluated_again(k, tiny_target, tiny_draft, p
     assert stats.rounds > 30
     assert stats.drafted == k * stats.rounds
     assert evaluated(fly) <= n_prompt + (k + 1) * stats.rounds
-    # To the token: after a round that accepted all K drafts, two tokens are new to the draft, else one.
+    # To the token: after a step that accepted all K drafts, two tokens are new to the draft, else one.
     full = stats.accepted_at_depth[k - 1]
     assert n_prompt + stats.rounds * k - 1 <= evaluated(fly) <= n_prompt + stats.rounds * k - 1 + full
 
@@ -97,7 +97,7 @@ def test_rounds_without_it_are_caught_up_with(tiny_target, tiny_draft, plain):
 
 
 def test_a_draft_that_cannot_be_taken_back(tiny_target, tiny_qwen35, plain):
-    """A draft model with a recurrent state builds it anew where tokens were taken back, also from earlier rounds."""
+    """A draft model with a recurrent state builds it anew where tokens were taken back, also from earlier steps."""
     drafter = DraftModel(tiny_qwen35, draft_max=3)
     fly = FlyLlama(tiny_target, drafter=drafter, adaptive=False, **OPTIONS)
     assert generate(fly, 60) == plain[:60]
@@ -119,7 +119,7 @@ def test_a_draft_that_cannot_be_taken_back(tiny_target, tiny_qwen35, plain):
 
 @pytest.mark.parametrize("n_ctx", [64, 256])
 def test_a_context_smaller_than_the_history(n_ctx, tiny_target, tiny_draft, plain):
-    """It goes on from its most recent window, at no cost per round, and the text is the same."""
+    """It goes on from its most recent window, at no cost per step, and the text is the same."""
     fly = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft, draft_max=6, n_ctx=n_ctx), **OPTIONS)
     assert generate(fly, 700) == plain
     stats = fly.stats
@@ -184,7 +184,7 @@ def test_its_own_settings(settings, tiny_target, tiny_draft, plain):
 
 
 def test_the_target_as_its_own_draft(tiny_target, plain):
-    """Everything is accepted: K + 1 tokens a round."""
+    """Everything is accepted: K + 1 tokens a step."""
     fly = FlyLlama(tiny_target, drafter=DraftModel(tiny_target, draft_max=4), **OPTIONS)
     assert generate(fly, 200) == plain[:200]
     assert fly.stats.mean_accepted > 4.5
@@ -221,7 +221,7 @@ def test_only_what_is_given_out_is_counted(tiny_target, tiny_draft):
     whole = fly(PROMPT, max_tokens=60, temperature=0)
     n_committed = fly.stats.committed
     assert n_committed == whole["usage"]["completion_tokens"] == 60
-    for i in (3, 7, 12, 20, 33):  # wherever in a round a stop text ends the answer
+    for i in (3, 7, 12, 20, 33):  # wherever in a step a stop text ends the answer
         fly.reset_stats()
         stop = fly.detokenize([r.token for r in fly.records[i : i + 2]]).decode()
         usage = fly(PROMPT, max_tokens=60, temperature=0, stop=[stop])["usage"]
@@ -291,7 +291,7 @@ def test_statistics_and_trace(gate, window, temperature, tiny_target, tiny_draft
         check_record(record)
     assert {r.round for r in records} <= set(range(stats.rounds))
     rounds = [r.round for r in records]
-    if not window.outlives_round:
+    if not window.outlives_step:
         assert rounds == sorted(rounds)
         assert len(set(rounds)) == max(rounds) + 1
         n_rejected = sum(bool(r.rejected) for r in records)

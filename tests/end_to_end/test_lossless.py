@@ -102,7 +102,7 @@ def test_greedy_on_the_tiny_model(which, adaptive, tiny_target, tiny_draft, text
         record_property("largest_gap_and_noise", (largest_gap, noise))
         assert n > 20
         assert largest_gap <= TOLERANCE
-        # The same without a look at rounds, on the whole text:
+        # The same without a look at steps, on the whole text:
         tokens, n_prompt = generate(fly, prompt, 150)
         assert teacher_forcing_gap(tiny_target, tokens, n_prompt).max() <= TOLERANCE
     assert which == 0 or adaptive or fly.stats.matched > 100

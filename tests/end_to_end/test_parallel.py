@@ -585,7 +585,7 @@ def test_a_failure_is_its_own(plain):
     assert text_of(good.result(20)) == expected
 
 
-@pytest.mark.parametrize("when", ["begun", "prompt", "round", "ended"])
+@pytest.mark.parametrize("when", ["begun", "prompt", "step", "ended"])
 @pytest.mark.parametrize("is_finished", [False, True])
 def test_a_failure_of_a_callback_of_events_is_its_own(when, is_finished, plain):
     def fails(event):

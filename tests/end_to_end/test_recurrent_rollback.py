@@ -64,7 +64,7 @@ def random_prompt(rng, n):
     return [rng.randrange(1500) for _ in range(n)]
 
 
-# (drafted in a round, snapshots): all by snapshots; some deeper than they reach; none, so by checkpoints.
+# (drafted in a step, snapshots): all by snapshots; some deeper than they reach; none, so by checkpoints.
 @pytest.mark.slow
 @pytest.mark.parametrize(("k", "n_snapshots"), [(3, 3), (6, 6), (6, 3), (4, 0)])
 def test_rejections_at_every_depth(reference, k, n_snapshots):
@@ -141,8 +141,8 @@ def test_windows_across_rounds_that_break_come_back_to_the_mismatch(reference, n
 
 @pytest.mark.parametrize("n_snapshots", [3, 0])
 def test_windows_across_rounds_come_back_by_checkpoints(reference, n_snapshots):
-    """The depth of the snapshots does not reach into earlier rounds, but a copy of the state does: no window falls back
-    to its round, and the stats say what it costs."""
+    """The depth of the snapshots does not reach into earlier steps, but a copy of the state does: no window falls back
+    to its step, and the stats say what it costs."""
     drafter = second_choice(reference, 4)
     llm = FlyLlama(
         MODEL, drafter=drafter if n_snapshots else None, draft_max=n_snapshots, gate=Margin(50.0),

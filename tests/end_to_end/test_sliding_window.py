@@ -61,7 +61,7 @@ def test_the_window_is_what_llama_cpp_drops(model, reference, text):
 
 @pytest.mark.parametrize(("k", "room"), [(4, TIGHT), (12, ROOMY), (12, TIGHT)], ids=str)
 def test_rejections_at_every_depth(model, reference, text, k, room):
-    """A round is taken back without loss, unless its batch was larger than llama.cpp's own."""
+    """A step is taken back without loss, unless its batch was larger than llama.cpp's own."""
     expected = take(FlyLlama(model, swa_full=False, **room, **SETTINGS).generate(text, temp=0.0), 80)
     assert worst_gap(reference, text, expected) < TOLERANCE[LLAMA]
     llm = FlyLlama(model, swa_full=False, drafter=Script(k, text + expected), draft_max=k, **room, **SETTINGS)

@@ -113,7 +113,7 @@ class Request:
             "all_rows": rng.random() < 0.2,
             "owner": other.randrange(2),
         }
-        # after so many committed tokens, behind which of the last round's, and what is sent there
+        # after so many committed tokens, behind which of the last step's, and what is sent there
         self.resumes = [
             (rng.randrange(1, 30), rng.randrange(10), [rng.randrange(2, N_VOCAB) for _ in range(rng.randrange(4))])
             for _ in range(rng.randrange(3) if self.options["resumable"] else 0)
@@ -224,7 +224,7 @@ class World:
         self.model = Model(rng)
         kinds = rng.choice([[], ["callback"], ["lookup"], ["lookup", "callback"], ["callback", "lookup"]])
         self.drafters = [
-            # A memory changes rounds, and no text.
+            # A memory changes steps, and no text.
             PromptLookup(3, 8, rng.choice(tuple(LOOKUP_MATCHES)), memory=1000 if self.is_adaptive else 0).open()
             if kind == "lookup"
             else CallbackDrafter(self.model.draft_and_rows, N_VOCAB)
@@ -275,7 +275,7 @@ class World:
             return run.outcome()
 
     def run(self):
-        """All requests at once. Returns how many rounds of texts there were."""
+        """All requests at once. Returns how many steps of texts there were."""
         rng = self.rng
         waiting, running = collections.deque(self.requests), []  # running: the oldest first
         n_rounds = n_steps = 0
@@ -288,7 +288,7 @@ class World:
                     run.slot.end(rng.choice([-1, -1, -1, 0, n - 1, rng.randrange(n)]))
                 assert run.slot.n_evaluated <= n
                 expected = self.alone(request)
-                if self.is_adaptive:  # other drafts, other rounds
+                if self.is_adaptive:  # other drafts, other steps
                     if found["error"] is None and expected["error"] is None and not request.resumes:
                         m = min(n, len(expected["text"]))
                         assert found["text"][:m] == expected["text"][:m]

@@ -1,5 +1,5 @@
 """Random worlds of 2 to 16 texts on a scripted target, which join, leave, fail and are cancelled: each text is what it
-is alone. A case is some hundred rounds of texts; a thousand are more than 10^5."""
+is alone. A case is some hundred steps of texts; a thousand are more than 10^5."""
 
 from __future__ import annotations
 

@@ -181,10 +181,10 @@ def test_rounds(generator):
     setting = Decoding.parse("margin:1 reconverge")
     got = generator.generate(generator.render(MESSAGES), setting, 60)
     stats = got.stats
-    assert len(got.rounds) == stats.rounds > 1
-    assert sum(r.drafted for r in got.rounds) == stats.drafted
+    assert len(got.steps) == stats.rounds > 1
+    assert sum(r.drafted for r in got.steps) == stats.drafted
     for name in ("committed", "matched", "loose_accepted"):  # the last round may bring what nobody takes
-        assert 0 <= sum(getattr(r, name) for r in got.rounds) - getattr(stats, name) <= got.rounds[-1].committed
-    seconds = sum(r.seconds for r in got.rounds)
+        assert 0 <= sum(getattr(r, name) for r in got.steps) - getattr(stats, name) <= got.steps[-1].committed
+    seconds = sum(r.seconds for r in got.steps)
     assert 0 < seconds <= got.seconds_prompt + got.decode_seconds
-    assert all(r.drafted == 0 for r in generator.generate(generator.render(MESSAGES), PLAIN, 9).rounds)
+    assert all(r.drafted == 0 for r in generator.generate(generator.render(MESSAGES), PLAIN, 9).steps)

@@ -10,7 +10,7 @@ namespace pyfly {
 
 // Keeps the draft's KV cache for what it drafted and trims it after verification: a verified batch is never evaluated
 // again. Where the history outgrows the draft's context, the oldest half of it is dropped by shifting the cache, so the
-// draft goes on from its most recent window at no cost per round. So does it for every text where all of them outgrow
+// draft goes on from its most recent window at no cost per step. So does it for every text where all of them outgrow
 // the cells that they share, once the texts that are not drafted for are forgotten.
 class DraftModel : public Drafter {
   public:

@@ -8,7 +8,7 @@ namespace pyfly {
 
 namespace {
 
-constexpr size_t n_rows_kept = 64;   // so far back a window across rounds may break and drafting go on at once
+constexpr size_t n_rows_kept = 64;   // so far back a window across steps may break and drafting go on at once
 constexpr size_t n_rows_most = 192;  // more are cut back to that
 constexpr size_t n_rows_chunk = 128; // of a long batch at a time
 
