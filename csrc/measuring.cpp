@@ -18,10 +18,10 @@ constexpr int64_t us_of_all = 6'000'000;  // from then on one pass is enough
 constexpr int64_t us_of_first_pass = 20'000'000;
 constexpr int32_t most_doubts = 4; // further runs of a size that seems to cost more than a larger one
 constexpr int32_t n_to_record = 2; // batches of one size, before the backend of a GPU has recorded it (CUDA's graphs)
-constexpr int32_t n_prompt = 5;    // tokens of the texts that are drafted for
+constexpr int32_t n_prompt = 5;    // tokens of the requests that are drafted for
 constexpr size_t n_caught_up = 32; // tokens that a drafter catches up with
 constexpr int32_t draft_most = 16; // longest draft; longer ones go on in a line
-constexpr int32_t draft_of_several = 4; // the same for several texts
+constexpr int32_t draft_of_several = 4; // the same for several requests
 
 class Measuring {
   public:
@@ -105,18 +105,18 @@ class Measuring {
         return out;
     }
 
-    // n_rows tokens of the first n_texts texts from their beginning, in one batch that the drafters see. The others
-    // hold nothing.
-    int64_t evaluate(int32_t n_texts, int32_t n_rows) {
+    // n_rows tokens of the first n_requests requests from their beginning, in one batch that the drafters see. The
+    // others hold nothing.
+    int64_t evaluate(int32_t n_requests, int32_t n_rows) {
         texts_.clear();
         std::vector<Span> spans;
-        for (int32_t slot = 0; slot < n_texts; slot++) {
-            texts_.push_back(tokens(static_cast<size_t>(n_rows / n_texts + (slot < n_rows % n_texts ? 1 : 0))));
+        for (int32_t slot = 0; slot < n_requests; slot++) {
+            texts_.push_back(tokens(static_cast<size_t>(n_rows / n_requests + (slot < n_rows % n_requests ? 1 : 0))));
         }
         for (int32_t slot = 0; slot < batch_.n_slots(); slot++) {
             batch_.memory(slot).clear();
         }
-        for (int32_t slot = 0; slot < n_texts; slot++) {
+        for (int32_t slot = 0; slot < n_requests; slot++) {
             const std::vector<int32_t> & text = texts_[static_cast<size_t>(slot)];
             spans.push_back(batch_.memory(slot).span(text.data(), text.size(), 0));
         }
@@ -153,12 +153,12 @@ class Measuring {
             sizes.push_back(n_last);
             first.push_back(std::numeric_limits<int64_t>::max());
             runs.emplace_back([this, n_last, i, &first] {
-                const int32_t n_texts = std::min(n_last, batch_.n_slots());
-                int64_t us = evaluate(n_texts, n_last);
+                const int32_t n_requests = std::min(n_last, batch_.n_slots());
+                int64_t us = evaluate(n_requests, n_last);
                 if (target_.is_faster_in_a_row()) {
                     first[i] = std::min(first[i], us);
                     for (int32_t again = 0; again < n_to_record; again++) {
-                        us = evaluate(n_texts, n_last);
+                        us = evaluate(n_requests, n_last);
                     }
                 }
                 return us;
@@ -200,12 +200,12 @@ class Measuring {
     }
 
     void measure_drafts(size_t d) {
-        const int32_t n_of_text = n_prompt - 1; // the last token is the drafter's
-        const int32_t n_most = std::min(batch_.n_slots(), n_rows_most() / n_of_text);
+        const int32_t n_of_each = n_prompt - 1; // the last token is the drafter's
+        const int32_t n_most = std::min(batch_.n_slots(), n_rows_most() / n_of_each);
         if (n_most < 1) {
             return;
         }
-        evaluate(n_most, n_most * n_of_text); // heads read what the target evaluates
+        evaluate(n_most, n_most * n_of_each); // heads read what the target evaluates
         const int32_t k_max =
             std::min({batch_.drafters()[d].draft_max, batch_.drafters()[d].drafter->draft_most(), draft_most});
         std::vector<int32_t> ks;
@@ -217,8 +217,8 @@ class Measuring {
         measure_drafts(d, {1}, ks);
         std::vector<int32_t> several;
         const int32_t k = std::min(k_max, draft_of_several);
-        for (int32_t n_texts = 2, n_last = 1; n_last < n_most; n_texts *= 2) {
-            n_last = std::min(n_texts, n_most);
+        for (int32_t n_requests = 2, n_last = 1; n_last < n_most; n_requests *= 2) {
+            n_last = std::min(n_requests, n_most);
             if (n_steps(d, n_last, k) == k) {
                 several.push_back(n_last);
             }
@@ -226,10 +226,10 @@ class Measuring {
         measure_drafts(d, several, {k});
     }
 
-    void measure_drafts(size_t d, const std::vector<int32_t> & n_texts, const std::vector<int32_t> & ks) {
+    void measure_drafts(size_t d, const std::vector<int32_t> & n_requests, const std::vector<int32_t> & ks) {
         std::vector<MeasuredCosts::Draft> sizes;
         std::vector<std::function<int64_t()>> runs;
-        for (const int32_t n : n_texts) {
+        for (const int32_t n : n_requests) {
             for (const int32_t k : ks) {
                 sizes.push_back({static_cast<int32_t>(d), n, k, 0.0});
                 runs.emplace_back([this, d, n, k] { return draft(d, n, k); });
@@ -242,11 +242,11 @@ class Measuring {
         }
     }
 
-    // Of k steps, how many the drafter takes for every one of these texts: one that is not sure of its drafts stops
+    // Of k steps, how many the drafter takes for every one of these requests: one that is not sure of its drafts stops
     // early. It has caught up with them then.
-    int32_t n_steps(size_t d, int32_t n_texts, int32_t k) {
+    int32_t n_steps(size_t d, int32_t n_requests, int32_t k) {
         const int64_t n_before = batch_.drafters()[d].drafter->n_evaluated();
-        draft(d, n_texts, k);
+        draft(d, n_requests, k);
         int32_t n = batch_.drafters()[d].drafter->n_evaluated() > n_before ? k : 0;
         for (const Proposal & proposal : proposals_) {
             n = std::min(n, static_cast<int32_t>(proposal.tokens.size()) + 1);
@@ -254,11 +254,11 @@ class Measuring {
         return n;
     }
 
-    // Drafts k tokens behind what the target has just evaluated of the first n_texts texts.
-    int64_t draft(size_t d, int32_t n_texts, int32_t k) {
+    // Drafts k tokens behind what the target has just evaluated of the first n_requests requests.
+    int64_t draft(size_t d, int32_t n_requests, int32_t k) {
         std::vector<std::vector<int32_t>> histories;
         std::vector<DraftRequest> requests;
-        proposals_.assign(static_cast<size_t>(n_texts), {});
+        proposals_.assign(static_cast<size_t>(n_requests), {});
         const std::vector<int32_t> usual = batch_.drafters()[d].drafter->usual_text();
         for (size_t i = 0; i < proposals_.size(); i++) {
             histories.push_back(usual.empty() ? texts_[i] : usual);

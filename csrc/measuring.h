@@ -1,4 +1,4 @@
-// What batches and drafts cost, measured before somebody waits for a text. No llama.h.
+// What batches and drafts cost, measured before somebody waits for an answer. No llama.h.
 #pragma once
 
 #include "batch.h"
@@ -11,7 +11,8 @@ namespace pyfly {
 // batch's cost is that of one in a row, and the price of a change of size is the median of all sizes. Whatever the
 // slots held is dropped; they are empty afterwards, also after an Error. Nothing is counted.
 //
-// Empty where the target cannot rewind. Throws Error(PYFLY_STATUS_INVALID) while a text runs, or what a model throws.
+// Empty where the target cannot rewind. Throws Error(PYFLY_STATUS_INVALID) while a request runs, or what a model
+// throws.
 MeasuredCosts measure(Batch & batch);
 
 } // namespace pyfly

@@ -22,10 +22,10 @@ ScriptedModel::ScriptedModel(const pyfly_scripted_config & config, pyfly_row_cal
         config.n_snapshots < -1 || row == nullptr) {
         throw Error(PYFLY_STATUS_INVALID, "a scripted target needs sizes >= 1, n_snapshots >= -1 and a row callback");
     }
-    texts_.resize(static_cast<size_t>(config.n_sequences));
-    for (Text & text : texts_) {
+    held_.resize(static_cast<size_t>(config.n_sequences));
+    for (Held & held : held_) {
         if (is_recurrent()) {
-            text.rewind.emplace(config.n_snapshots);
+            held.rewind.emplace(config.n_snapshots);
         }
     }
 }
@@ -47,8 +47,8 @@ void ScriptedModel::evaluate(const std::vector<Span> & spans) {
         skip_.push_back(span.first_row);
         n_rows += span.n - span.first_row;
     }
-    for (const Text & text : texts_) {
-        n_held += text.memory.size();
+    for (const Held & held : held_) {
+        n_held += held.memory.size();
     }
     if (n_new > static_cast<size_t>(config_.n_batch)) {
         throw Error(PYFLY_STATUS_INTERNAL, "the scripted target was given more than a batch");
@@ -90,45 +90,45 @@ const float * ScriptedModel::row(size_t span, size_t i) {
 }
 
 int32_t ScriptedModel::truncate(int32_t sequence, int32_t n) {
-    Text & text = at(sequence);
-    const int32_t n_held = static_cast<int32_t>(text.memory.size());
-    if (text.rewind) {
-        return text.rewind->truncate(n_held, n);
+    Held & held = at(sequence);
+    const int32_t n_held = static_cast<int32_t>(held.memory.size());
+    if (held.rewind) {
+        return held.rewind->truncate(n_held, n);
     }
-    text.memory.resize(static_cast<size_t>(std::min(n, n_held)));
+    held.memory.resize(static_cast<size_t>(std::min(n, n_held)));
     return std::min(n, n_held);
 }
 
-void ScriptedModel::act(Text & text) {
-    if (!text.rewind) {
+void ScriptedModel::act(Held & held) {
+    if (!held.rewind) {
         return;
     }
-    const Rewind::Plan plan = text.rewind->take();
+    const Rewind::Plan plan = held.rewind->take();
     if (plan.way == Rewind::Way::checkpoint) {
-        restore(*plan.state, text.memory);
+        restore(*plan.state, held.memory);
     } else if (plan.way != Rewind::Way::stay) {
-        text.memory.resize(static_cast<size_t>(plan.n));
+        held.memory.resize(static_cast<size_t>(plan.n));
     }
 }
 
 bool ScriptedModel::checkpoint(int32_t sequence, bool is_kept) {
-    Text & text = at(sequence);
-    if (!text.rewind) {
+    Held & held = at(sequence);
+    if (!held.rewind) {
         return true;
     }
     if (!can_checkpoint()) {
         return false;
     }
-    act(text);
-    const int32_t n = static_cast<int32_t>(text.memory.size());
-    Checkpoints & all = text.rewind->checkpoints();
+    act(held);
+    const int32_t n = static_cast<int32_t>(held.memory.size());
+    Checkpoints & all = held.rewind->checkpoints();
     if (is_kept) {
         all.keep(n);
     }
     if (!all.has(n)) {
         const auto state = all.take_buffer();
-        state->resize(text.memory.size() * sizeof(int32_t));
-        std::copy_n(text.memory.data(), text.memory.size(), reinterpret_cast<int32_t *>(state->data()));
+        state->resize(held.memory.size() * sizeof(int32_t));
+        std::copy_n(held.memory.data(), held.memory.size(), reinterpret_cast<int32_t *>(state->data()));
         all.add(n, state, is_kept);
     }
     return true;

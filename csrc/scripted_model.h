@@ -32,19 +32,19 @@ class ScriptedModel : public Model {
     bool copy(int32_t from, int32_t to, int32_t n) override;
 
   private:
-    struct Text {
+    struct Held {
         std::vector<int32_t> memory;
         std::optional<Rewind> rewind; // of a recurrent memory; a state is the first positions of `memory`
     };
 
     bool is_recurrent() const { return config_.n_snapshots >= 0; }
-    Text & at(int32_t sequence) { return texts_[static_cast<size_t>(sequence)]; }
-    void act(Text & text);
+    Held & at(int32_t sequence) { return held_[static_cast<size_t>(sequence)]; }
+    void act(Held & held);
 
     pyfly_scripted_config config_;
     pyfly_row_callback row_;
     void * user_;
-    std::vector<Text> texts_;
+    std::vector<Held> held_;
     std::vector<float> rows_;
     std::vector<size_t> first_; // of each span of the last evaluate(): index of its first row in rows_ ...
     std::vector<size_t> skip_;  // ... and its first_row

@@ -32,27 +32,27 @@ std::vector<int32_t> CrossVocabulary::usual_text() const {
         "The river was high after the rain, so they took the long way home. When they came to the");
 }
 
-Translation & CrossVocabulary::sync(int32_t text, const std::vector<int32_t> & history) const {
-    while (texts_.size() <= static_cast<size_t>(text)) {
-        texts_.emplace_back(*target_, *draft_, to_draft_);
+Translation & CrossVocabulary::sync(int32_t slot, const std::vector<int32_t> & history) const {
+    while (translations_.size() <= static_cast<size_t>(slot)) {
+        translations_.emplace_back(*target_, *draft_, to_draft_);
     }
-    Translation & translation = texts_[static_cast<size_t>(text)];
+    Translation & translation = translations_[static_cast<size_t>(slot)];
     translation.sync(history);
     return translation;
 }
 
-const std::vector<int32_t> & CrossVocabulary::translate(int32_t text, const std::vector<int32_t> & history) {
-    return sync(text, history).tokens();
+const std::vector<int32_t> & CrossVocabulary::translate(int32_t slot, const std::vector<int32_t> & history) {
+    return sync(slot, history).tokens();
 }
 
-size_t CrossVocabulary::n_behind(int32_t text, const std::vector<int32_t> & history) const {
-    const std::vector<int32_t> & tokens = sync(text, history).tokens();
-    return tokens.empty() ? 0 : inner_->n_behind(text, tokens);
+size_t CrossVocabulary::n_behind(int32_t slot, const std::vector<int32_t> & history) const {
+    const std::vector<int32_t> & tokens = sync(slot, history).tokens();
+    return tokens.empty() ? 0 : inner_->n_behind(slot, tokens);
 }
 
-size_t CrossVocabulary::prepare(int32_t text, const std::vector<int32_t> & history, size_t n_most) {
-    const std::vector<int32_t> & tokens = sync(text, history).tokens();
-    return tokens.empty() ? 0 : inner_->prepare(text, tokens, n_most);
+size_t CrossVocabulary::prepare(int32_t slot, const std::vector<int32_t> & history, size_t n_most) {
+    const std::vector<int32_t> & tokens = sync(slot, history).tokens();
+    return tokens.empty() ? 0 : inner_->prepare(slot, tokens, n_most);
 }
 
 // Tokens of its own to be drafted now: for what is asked for at first, then one after the other.

@@ -27,17 +27,17 @@ class CrossVocabulary : public Drafter {
                     std::unique_ptr<Drafter> inner);
 
     int32_t n_slots() const override { return inner_->n_slots(); }
-    size_t prepare(int32_t text, const std::vector<int32_t> & history, size_t n_most) override;
-    size_t n_behind(int32_t text, const std::vector<int32_t> & history) const override;
-    void forget(int32_t text) override { inner_->forget(text); }
+    size_t prepare(int32_t slot, const std::vector<int32_t> & history, size_t n_most) override;
+    size_t n_behind(int32_t slot, const std::vector<int32_t> & history) const override;
+    void forget(int32_t slot) override { inner_->forget(slot); }
     void propose(const std::vector<DraftRequest> & requests) override;
     std::vector<int32_t> usual_text() const override; // of others it needs many of its tokens for one of the target's
     double expected_cost() const override { return inner_->expected_cost(); }
     int64_t n_evaluated() const override { return inner_->n_evaluated(); }
 
-    // A text of the target's tokens as the inner drafter sees it; valid until the text is asked for again. A character
+    // A slot's history as the inner drafter sees it; valid until the slot is asked for again. A character
     // at its end that is not whole yet is left out.
-    const std::vector<int32_t> & translate(int32_t text, const std::vector<int32_t> & history);
+    const std::vector<int32_t> & translate(int32_t slot, const std::vector<int32_t> & history);
 
   private:
     // A draft under way.
@@ -54,7 +54,7 @@ class CrossVocabulary : public Drafter {
         bool is_done = false;
     };
 
-    Translation & sync(int32_t text, const std::vector<int32_t> & history) const;
+    Translation & sync(int32_t slot, const std::vector<int32_t> & history) const;
     size_t n_more(const Job & job) const;
     void convert(Job & job) const;
     void weigh(Job & job) const;
@@ -64,7 +64,8 @@ class CrossVocabulary : public Drafter {
     std::unique_ptr<Drafter> inner_;
     ControlTokens to_draft_, to_target_;
     std::unordered_map<std::string, int32_t> ends_of_characters_; // tokens of the target
-    mutable std::vector<Translation> texts_; // what was seen last; any other history makes them what that asks for
+    mutable std::vector<Translation>
+        translations_; // by slot, of what was seen last; any other history makes them what that asks for
 };
 
 } // namespace pyfly

@@ -12,7 +12,7 @@
 
 namespace pyfly {
 
-// Tokens that a drafter proposes to follow a text; none is a valid answer.
+// Tokens that a drafter proposes to follow a history; none is a valid answer.
 struct Proposal {
     std::vector<int32_t> tokens;
 
@@ -49,13 +49,13 @@ struct DraftRequest {
     // Decides for a drafter that knows how sure it is where its draft ends; empty: not before n_max.
     DraftStop stop = {};
 
-    bool is_independent = false; // its gate lets drafts change the text, and other texts must not
+    bool is_independent = false; // its gate lets drafts change the answer, and other requests must not
     int32_t owner = 0;           // pyfly_request.owner
 };
 
 // A drafter holds its weights once and, for each of n_slots requests, what it has seen of it. It is always shown a
-// text's whole history and compares it with what it has seen, so that nothing it holds can go stale: a rollback,
-// another text in the same place or a caller that stops midway need no notice. stretch.h has the rule for what it
+// request's whole history and compares it with what it has seen, so that nothing it holds can go stale: a rollback,
+// another request in the same slot or a caller that stops midway need no notice. stretch.h has the rule for what it
 // keeps.
 class Drafter {
   public:
@@ -72,21 +72,21 @@ class Drafter {
 
     // Catches up with at most one batch of `history`, of at most n_most >= 2 tokens, so that a long prompt can be
     // interrupted. Returns how many tokens are left to catch up with; call again until it is 0.
-    virtual size_t prepare(int32_t text, const std::vector<int32_t> & history, size_t n_most) {
-        (void) text, (void) history, (void) n_most;
+    virtual size_t prepare(int32_t slot, const std::vector<int32_t> & history, size_t n_most) {
+        (void) slot, (void) history, (void) n_most;
         return 0;
     }
 
     // Tokens of `history` that prepare() would evaluate now, about; 0 for a drafter that has nothing to catch up with.
-    virtual size_t n_behind(int32_t text, const std::vector<int32_t> & history) const {
-        (void) text, (void) history;
+    virtual size_t n_behind(int32_t slot, const std::vector<int32_t> & history) const {
+        (void) slot, (void) history;
         return 0;
     }
 
     // The target has just evaluated these spans, in this order, in one batch; some of their tokens may be drafts that
-    // do not survive. A span's sequence is its text. A drafter that reads the target's rows or hidden states takes them
+    // do not survive. A span's sequence is its slot. A drafter that reads the target's rows or hidden states takes them
     // here, before the next batch replaces them.
-    // wanted[i]: whether the text of spans[i] drafts with it.
+    // wanted[i]: whether the request of spans[i] drafts with it.
     virtual void observe(Model & target, const std::vector<Span> & spans, const std::vector<bool> & wanted) {
         (void) target, (void) spans, (void) wanted;
     }
@@ -95,23 +95,23 @@ class Drafter {
     // has nothing to draft from yet.
     virtual bool reads_target() const { return false; }
 
-    // A text begins whose first n < history.size() tokens the target holds: how many of them need not be evaluated
+    // A request begins whose first n < history.size() tokens the target holds: how many of them need not be evaluated
     // again. Less than n where a token or two more would spare the drafter from beginning anew.
-    virtual size_t n_reusable(int32_t text, const std::vector<int32_t> & history, size_t n) const {
-        (void) text, (void) history;
+    virtual size_t n_reusable(int32_t slot, const std::vector<int32_t> & history, size_t n) const {
+        (void) slot, (void) history;
         return n;
     }
 
-    // What it holds of a text goes: another owner's begins there.
-    virtual void forget(int32_t text) { (void) text; }
+    // What it holds of a request goes: another owner's begins there.
+    virtual void forget(int32_t slot) { (void) slot; }
 
-    // A text has ended, of which the caller was given all of `history`: the answer is what follows its first n_prompt
-    // tokens. owner: pyfly_request.owner.
+    // A request has ended, of which the caller was given all of `history`: the answer is what follows its first
+    // n_prompt tokens. owner: pyfly_request.owner.
     virtual void ended(const std::vector<int32_t> & history, size_t n_prompt, int32_t owner) {
         (void) history, (void) n_prompt, (void) owner;
     }
 
-    // Answers all requests, of different texts, together. On an Error no request is answered.
+    // Answers all requests, of different slots, together. On an Error no request is answered.
     virtual void propose(const std::vector<DraftRequest> & requests) = 0;
 
     // Whether its proposals can have rows.
@@ -123,7 +123,7 @@ class Drafter {
     // Whether a draft costs nothing worth counting: it may be asked for only to see whether it would have been right.
     virtual bool is_free() const { return false; }
 
-    // Whether it may be asked to draft for a made-up text, to see what that costs.
+    // Whether it may be asked to draft for made-up tokens, to see what that costs.
     virtual bool can_be_measured() const { return !is_free(); }
 
     // A text to measure its drafts behind, in the target's tokens, if that must be one that people write; empty: any.

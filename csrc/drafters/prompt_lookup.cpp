@@ -57,12 +57,12 @@ NgramIndex & PromptLookup::answers_of(int32_t owner) {
     return answers_.try_emplace(owner, config_.max_ngram, config_.min_ngram).first->second;
 }
 
-// The index of a text, brought up to date.
-NgramIndex & PromptLookup::follow(int32_t text, const std::vector<int32_t> & history) {
-    while (texts_.size() <= static_cast<size_t>(text)) {
-        texts_.emplace_back(config_.max_ngram, config_.min_ngram);
+// The index of a slot's history, brought up to date.
+NgramIndex & PromptLookup::follow(int32_t slot, const std::vector<int32_t> & history) {
+    while (histories_.size() <= static_cast<size_t>(slot)) {
+        histories_.emplace_back(config_.max_ngram, config_.min_ngram);
     }
-    NgramIndex & index = texts_[static_cast<size_t>(text)];
+    NgramIndex & index = histories_[static_cast<size_t>(slot)];
     const std::vector<int32_t> & held = index.tokens();
     const size_t n = n_staying(0, held.data(), held.size(), history.data(), history.size());
     if (n == 0) {

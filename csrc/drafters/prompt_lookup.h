@@ -1,6 +1,6 @@
-// Prompt lookup: what followed the last n tokens when they occurred before is proposed again, from this text, from the
-// answers of texts that have ended, and from texts that the user named.
-// Saxena 2023, "Prompt Lookup Decoding"; the "earliest" rule is that of the FLy reference code.
+// Prompt lookup: what followed the last n tokens when they occurred before is proposed again, from this request, from
+// the answers of requests that have ended, and from texts that the user named. Saxena 2023, "Prompt Lookup Decoding";
+// the "earliest" rule is that of the FLy reference code.
 #pragma once
 
 #include <map>
@@ -13,16 +13,16 @@
 namespace pyfly {
 
 // The memory belongs to the drafter, so to one target and one vocabulary, and as everything of a drafter to one thread
-// at a time. The same texts in the same order give the same proposals.
+// at a time. The same requests in the same order give the same proposals.
 //
-//   a text has ended              its answer and the last tokens before it are remembered, as far as the caller was
+//   a request has ended           its answer and the last tokens before it are remembered, as far as the caller was
 //                                 given them: nothing that was rolled back, or only drafted. Control tokens
 //                                 (Vocabulary) are left out, and nothing is proposed across one. Each owner has a
-//                                 memory, in which texts of others do not look. When n_memory tokens do not hold all
+//                                 memory, in which requests of others do not look. When n_memory tokens do not hold all
 //                                 of them, the older half of the largest goes.
-//   a text must not depend on     it looks in itself and in the named texts alone
+//   a request must not depend on  it looks in itself and in the named texts alone
 //   others (DraftRequest)
-//   several have an occurrence    the longest counts; among equals the text's own, then that of an answer
+//   several have an occurrence    the longest counts; among equals the request's own, then that of an answer
 class PromptLookup : public Drafter {
   public:
     using Config = pyfly_lookup_config;
@@ -35,8 +35,8 @@ class PromptLookup : public Drafter {
 
     int32_t n_slots() const override { return INT32_MAX; }
 
-    // Classes go by where an occurrence is, in the text (0..3) or elsewhere (4..7), and by its length: the longer, the
-    // surer.
+    // Classes go by where an occurrence is, in the request (0..3) or elsewhere (4..7), and by its length: the longer,
+    // the surer.
     void propose(const std::vector<DraftRequest> & requests) override;
     void ended(const std::vector<int32_t> & history, size_t n_prompt, int32_t owner) override;
     bool is_free() const override { return true; }
@@ -46,13 +46,13 @@ class PromptLookup : public Drafter {
 
   private:
     void propose(const DraftRequest & request);
-    NgramIndex & follow(int32_t text, const std::vector<int32_t> & history);
+    NgramIndex & follow(int32_t slot, const std::vector<int32_t> & history);
     void remember(const int32_t * tokens, size_t n, int32_t owner);
     NgramIndex & answers_of(int32_t owner);
 
     Config config_;
     const Vocabulary * vocabulary_;
-    std::vector<NgramIndex> texts_;         // as far as they were shown
+    std::vector<NgramIndex> histories_;     // by slot, as far as they were shown
     std::map<int32_t, NgramIndex> answers_; // by owner
     NgramIndex named_;
 };

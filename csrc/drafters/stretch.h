@@ -1,4 +1,4 @@
-// The one rule for what a drafter keeps of a text. No llama.h.
+// The one rule for what a drafter keeps of a request. No llama.h.
 //
 // What is kept (cache entries, rows, an index, a translation) is of a stretch: of positions begin ... end - 1 of some
 // history, whose tokens there are kept with it. It begins at 0, or further on: where a window on a long text was moved,

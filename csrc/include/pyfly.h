@@ -166,7 +166,7 @@ pyfly_status pyfly_verify(const float * logits, size_t n_vocab, const int32_t * 
 
 /* ---- Targets ----------------------------------------------------------------------------------------------------- */
 
-/* What texts are verified with: it turns a token sequence into logits rows and can forget its last positions. */
+/* What requests are verified with: it turns a token sequence into logits rows and can forget its last positions. */
 typedef struct pyfly_target pyfly_target;
 
 /* Which of a context's thread counts change with the load of the machine: those are then the most it takes. */
@@ -185,15 +185,15 @@ void pyfly_layer_tap_free(pyfly_layer_tap * tap);
 void * pyfly_layer_tap_callback(void);
 void * pyfly_layer_tap_user(pyfly_layer_tap * tap);
 
-/* A llama_context, given as a pointer; borrowed, must outlive the target. Uses its first n_texts sequences, one for
+/* A llama_context, given as a pointer; borrowed, must outlive the target. Uses its first n_requests sequences, one for
  * each slot of a batch; 0: all of its n_seq_max. `adaptive_threads`: a pyfly_adaptive_threads. n_ctx: most positions of
- * one text, where the context's sequences share its cells; 0: what the context allows. tap: of the context, borrowed;
- * or NULL. */
-pyfly_status pyfly_target_llama_new(void * llama_context, int32_t adaptive_threads, int32_t n_texts, int32_t n_ctx,
+ * one request, where the context's sequences share its cells; 0: what the context allows. tap: of the context,
+ * borrowed; or NULL. */
+pyfly_status pyfly_target_llama_new(void * llama_context, int32_t adaptive_threads, int32_t n_requests, int32_t n_ctx,
                                     pyfly_layer_tap * tap, pyfly_target ** out, pyfly_error * error);
 
-/* What a head learns of a target for tokens[n], 1 <= n <= the positions of a text: the inputs of n_layers layers, side
- * by side, and the k most probable next tokens (1 <= k <= PYFLY_MAX_TOP) by falling probability, with their log
+/* What a head learns of a target for tokens[n], 1 <= n <= the positions of a request: the inputs of n_layers layers,
+ * side by side, and the k most probable next tokens (1 <= k <= PYFLY_MAX_TOP) by falling probability, with their log
  * probabilities in nats. The target's first sequence holds nothing afterwards. states: [n][n_layers][n_embd] as IEEE
  * half floats, values outside their range at its ends; final: [n][n_embd] likewise, the states behind the last norm,
  * which the output matrix reads; ids, log_probs: [n][k]. PYFLY_STATUS_NOT_FINITE for a state or a row with a NaN;
@@ -249,7 +249,7 @@ size_t pyfly_target_protected(const pyfly_target * target, int32_t * out, size_t
  * scripted target has 0. */
 uint64_t pyfly_target_vocabulary(const pyfly_target * target);
 
-/* Texts that the target can hold at once. */
+/* Requests that the target can hold at once. */
 int32_t pyfly_target_n_sequences(const pyfly_target * target);
 
 /* Whether positions can be taken back, which speculation needs: 0 only for a recurrent memory without snapshots whose
@@ -370,7 +370,7 @@ typedef struct pyfly_drafter pyfly_drafter;
 
 typedef struct pyfly_draft_model_config {
     const char * model_path; /* GGUF, UTF-8 */
-    int32_t n_ctx;           /* context of the draft for each text, tokens; 0: they share as much as the target's */
+    int32_t n_ctx;           /* context of the draft for each request, tokens; 0: they share as much as the target's */
     int32_t n_batch;         /* largest batch, tokens; 0: the target's */
     int32_t n_gpu_layers;    /* layers on the GPU; < 0: all */
     int32_t n_threads;       /* 0: the target's, also where they adapt */

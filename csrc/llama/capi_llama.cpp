@@ -32,7 +32,7 @@ struct pyfly_kernels_taking {
 
 extern "C" {
 
-pyfly_status pyfly_target_llama_new(void * llama_context_pointer, int32_t adaptive_threads, int32_t n_texts,
+pyfly_status pyfly_target_llama_new(void * llama_context_pointer, int32_t adaptive_threads, int32_t n_requests,
                                     int32_t n_ctx, pyfly_layer_tap * tap, pyfly_target ** out, pyfly_error * error) {
     return guard(error, [&] {
         if (llama_context_pointer == nullptr) {
@@ -40,8 +40,8 @@ pyfly_status pyfly_target_llama_new(void * llama_context_pointer, int32_t adapti
         }
         auto * context = static_cast<llama_context *>(llama_context_pointer);
         auto model = std::make_unique<pyfly::LlamaTarget>(context, adaptive_threads != PYFLY_THREADS_FIXED,
-                                                          adaptive_threads == PYFLY_THREADS_ADAPT_ALL, n_texts, n_ctx,
-                                                          tap == nullptr ? nullptr : &tap->impl);
+                                                          adaptive_threads == PYFLY_THREADS_ADAPT_ALL, n_requests,
+                                                          n_ctx, tap == nullptr ? nullptr : &tap->impl);
         *out = new pyfly_target{std::move(model), pyfly::make_vocabulary(llama_get_model(context))};
     });
 }

@@ -47,9 +47,9 @@ ModelPointer open_sharing_vocabulary(const llama_model * target, const ModelFile
                                      const char * what, DraftKind kind, int32_t n_spare = 0,
                                      const char * remedy = "use one of the same model family");
 
-// Parameters of a context that runs beside the target's and follows as many texts. They share its cells, so that their
-// batches are evaluated in one go whatever their lengths: as many as the target has, or config.n_ctx for each text.
-// Throws Error(PYFLY_STATUS_INVALID) for a V cache that needs flash attention where it is off.
+// Parameters of a context that runs beside the target's and follows as many requests. They share its cells, so that
+// their batches are evaluated in one go whatever their lengths: as many as the target has, or config.n_ctx for each
+// request. Throws Error(PYFLY_STATUS_INVALID) for a V cache that needs flash attention where it is off.
 llama_context_params draft_context_params(const LlamaTarget & target, const pyfly_draft_model_config & config);
 
 // The pool whose size the draft's context follows; null where the configuration gives it a thread count.

@@ -59,15 +59,15 @@ Vocabulary make_vocabulary(const llama_model * model) {
     return vocabulary;
 }
 
-LlamaTarget::LlamaTarget(llama_context * context, bool is_adaptive, bool is_batch_adaptive, int32_t n_texts,
+LlamaTarget::LlamaTarget(llama_context * context, bool is_adaptive, bool is_batch_adaptive, int32_t n_requests,
                          int32_t n_ctx, LayerTap * tap)
     : LlamaTarget(context,
                   std::make_unique<ThreadPool>(ThreadPool::Size{
                       llama_n_threads(context), llama_n_threads_batch(context), is_adaptive, is_batch_adaptive}),
                   tap) {
     n_ctx_ = std::min(n_ctx, LlamaModel::n_ctx());
-    if (n_texts > 0) {
-        use_sequences(n_texts);
+    if (n_requests > 0) {
+        use_sequences(n_requests);
     }
 }
 

@@ -15,11 +15,11 @@ namespace pyfly {
 class LlamaTarget : public LlamaModel {
   public:
     // The context is borrowed and gets a thread pool of its thread counts, until the target goes; is_adaptive and
-    // is_batch_adaptive say whether they are only the most threads. n_texts: how many of its sequences are used, 0:
-    // all. n_ctx: most positions of one text, 0: what the context allows. tap: what the context calls while it
+    // is_batch_adaptive say whether they are only the most threads. n_requests: how many of its sequences are used, 0:
+    // all. n_ctx: most positions of one request, 0: what the context allows. tap: what the context calls while it
     // evaluates, borrowed; null: nothing. Throws Error(PYFLY_STATUS_INVALID) for a context without memory or
     // vocabulary.
-    LlamaTarget(llama_context * context, bool is_adaptive, bool is_batch_adaptive, int32_t n_texts, int32_t n_ctx,
+    LlamaTarget(llama_context * context, bool is_adaptive, bool is_batch_adaptive, int32_t n_requests, int32_t n_ctx,
                 LayerTap * tap);
     ~LlamaTarget() override { llama_detach_threadpool(context()); }
 

@@ -153,20 +153,20 @@ size_t DFlash::n_cells(const std::vector<Job> & jobs) const {
 void DFlash::draft(std::vector<Job> & jobs) {
     std::vector<Goal> goals;
     for (const Job & job : jobs) {
-        goals.push_back({job.text, job.history, 0, job.last()});
+        goals.push_back({job.slot, job.history, 0, job.last()});
     }
     catch_up(goals);
     std::vector<std::vector<int32_t>> blocks;
-    std::vector<TextMemories::Part> parts;
+    std::vector<SlotMemories::Part> parts;
     for (const Job & job : jobs) {
         blocks.emplace_back(n_rows(jobs), block_.mask_token).front() = job.history.back();
     }
     for (size_t i = 0; i < jobs.size(); i++) {
-        parts.push_back({jobs[i].text, blocks[i].data(), blocks[i].size(), 0});
+        parts.push_back({jobs[i].slot, blocks[i].data(), blocks[i].size(), 0});
     }
     const auto keep = [&] {
         for (const Job & job : jobs) {
-            keep_entries(job.text, job.last());
+            keep_entries(job.slot, job.last());
         }
     };
     try {

@@ -7,8 +7,8 @@
 namespace pyfly {
 
 // The cache holds keys and values of the target's fused hidden states. To draft, a block of rows is put behind them:
-// the last token of the text, the anchor, then mask tokens; each row proposes one token. It is as long as the draft
-// that is wanted, and all texts get blocks of one length, as llama.cpp's graphs require. Token embedding and output
+// the last token of the history, the anchor, then mask tokens; each row proposes one token. It is as long as the draft
+// that is wanted, and all requests get blocks of one length, as llama.cpp's graphs require. Token embedding and output
 // matrix are the target's where the file has none.
 //
 // DFlash: the anchor's row proposes nothing, the rows see each other (unless the file says that attention is causal).

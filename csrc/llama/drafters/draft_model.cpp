@@ -32,7 +32,7 @@ ModelPointer DraftModel::open(const llama_model * target, const ModelFile & file
                                    "use one of the same model family, or {cross}");
 }
 
-// n_positions is set to the most positions that a text can have, 0: any number.
+// n_positions is set to the most positions that a request can have, 0: any number.
 ModelPointer DraftModel::load(const LlamaTarget & target, const pyfly_draft_model_config & config, bool is_translated,
                               size_t & n_positions) {
     const ModelFile file(config.model_path ? config.model_path : "");
@@ -47,7 +47,7 @@ DraftModel::DraftModel(const LlamaTarget & target, const pyfly_draft_model_confi
       n_vocab_(static_cast<size_t>(is_translated ? own_.n_vocab() : target.n_vocab())),
       n_shared_(std::min(n_vocab_, static_cast<size_t>(own_.n_vocab()))) {
     n_ctx_of_all_ = static_cast<size_t>(own_.n_cells() / own_.n_sequences());
-    // A text that takes more than its share would push another one out, which has to begin anew and does the same.
+    // A request that takes more than its share would push another one out, which has to begin anew and does the same.
     n_ctx_ = own_.n_sequences() > 1 || config.n_ctx > 0 ? n_ctx_of_all_ : static_cast<size_t>(own_.n_ctx());
     if (n_positions_ > 0) { // llama.cpp rounds contexts up
         n_ctx_of_all_ = std::min(n_ctx_of_all_, n_positions_);
@@ -71,63 +71,63 @@ void DraftModel::warm_up() {
 
 // Tokens that are to come behind what its memory holds.
 size_t DraftModel::n_new(const Job & job) const {
-    return job.history.size() - memories_.end(job.text) + job.n_more;
+    return job.history.size() - memories_.end(job.slot) + job.n_more;
 }
 
 // Moves the window on its history, so that what is to come fits into n_ctx positions.
 void DraftModel::move_window(const Job & job, size_t n_ctx) {
-    const size_t n_held = memories_.n_held(job.text);
+    const size_t n_held = memories_.n_held(job.slot);
     if (n_held + n_new(job) <= n_ctx) {
         return;
     }
     const size_t keep = n_ctx / 2;
     const size_t drop = n_held > keep ? n_held - keep : 0;
-    if (drop == 0 || n_new(job) > keep || !memories_.shift(job.text, drop)) {
+    if (drop == 0 || n_new(job) > keep || !memories_.shift(job.slot, drop)) {
         // Too far behind, or a cache that cannot shift: start again with the most recent half.
-        memories_.clear(job.text, job.history.size() > keep ? job.history.size() - keep : 0);
+        memories_.clear(job.slot, job.history.size() > keep ? job.history.size() - keep : 0);
     }
 }
 
-size_t DraftModel::n_behind(int32_t text, const std::vector<int32_t> & history) const {
-    const size_t n_stays = memories_.n_staying(text, history.data(), history.size() - 1);
-    const size_t n_followed = n_stays > 0 ? memories_.begin(text) + n_stays : 0;
+size_t DraftModel::n_behind(int32_t slot, const std::vector<int32_t> & history) const {
+    const size_t n_stays = memories_.n_staying(slot, history.data(), history.size() - 1);
+    const size_t n_followed = n_stays > 0 ? memories_.begin(slot) + n_stays : 0;
     const size_t behind = history.size() - 1 - n_followed;
     return behind > 1 ? behind : 0; // a single token goes with the last one
 }
 
 // Everything but the last token, whose row starts the draft.
-size_t DraftModel::prepare(int32_t text, const std::vector<int32_t> & history, size_t n_most) {
-    return catch_up({{text, history, 0}}, n_most);
+size_t DraftModel::prepare(int32_t slot, const std::vector<int32_t> & history, size_t n_most) {
+    return catch_up({{slot, history, 0}}, n_most);
 }
 
-// At most one batch of each text, of at most n_most tokens. Returns how many tokens are left of the one that is
+// At most one batch of each request, of at most n_most tokens. Returns how many tokens are left of the one that is
 // furthest behind.
 size_t DraftModel::catch_up(const std::vector<Job> & jobs, size_t n_most) {
-    std::vector<int32_t> texts;
+    std::vector<int32_t> slots;
     size_t n_all = 0;
     for (const Job & job : jobs) {
-        memories_.follow(job.text, job.history.data(), job.history.size() - 1); // the last one's row starts the draft
+        memories_.follow(job.slot, job.history.data(), job.history.size() - 1); // the last one's row starts the draft
         move_window(job, n_ctx_);
-        texts.push_back(job.text);
+        slots.push_back(job.slot);
         n_all += n_new(job);
     }
-    if (!memories_.make_room(texts, n_all)) {
+    if (!memories_.make_room(slots, n_all)) {
         for (const Job & job : jobs) {
             move_window(job, n_ctx_of_all_);
         }
     }
-    std::vector<TextMemories::Part> parts;
+    std::vector<SlotMemories::Part> parts;
     for (const Job & job : jobs) {
-        const size_t begin = memories_.end(job.text);
+        const size_t begin = memories_.end(job.slot);
         const size_t n = std::min({job.history.size() - 1 - begin, static_cast<size_t>(own_.n_batch()), n_most});
         if (n > 1) { // a single one goes with the last token, as after a fully accepted draft
-            parts.push_back({job.text, job.history.data() + begin, n, n});
+            parts.push_back({job.slot, job.history.data() + begin, n, n});
         }
     }
     memories_.evaluate(parts, [&](size_t part, size_t) { n_evaluated_ += static_cast<int64_t>(parts[part].n); });
     size_t n_left = 0;
     for (const Job & job : jobs) {
-        n_left = std::max(n_left, job.history.size() - 1 - memories_.end(job.text));
+        n_left = std::max(n_left, job.history.size() - 1 - memories_.end(job.slot));
     }
     return n_left > 1 ? n_left : 0;
 }
@@ -151,14 +151,14 @@ void DraftModel::propose(const std::vector<DraftRequest> & requests) {
     }
 }
 
-// One token for each text that goes on, until none does.
+// One token for each request that goes on, until none does.
 void DraftModel::draft(std::vector<Job> & jobs) {
     std::vector<Job *> active;
-    std::vector<TextMemories::Part> parts;
+    std::vector<SlotMemories::Part> parts;
     for (Job & job : jobs) {
-        const size_t begin = memories_.end(job.text), n = job.history.size() - begin;
+        const size_t begin = memories_.end(job.slot), n = job.history.size() - begin;
         active.push_back(&job);
-        parts.push_back({job.text, job.history.data() + begin, n, n - 1});
+        parts.push_back({job.slot, job.history.data() + begin, n, n - 1});
     }
     while (!active.empty()) {
         memories_.evaluate(parts, [&](size_t i, size_t span) {
@@ -169,7 +169,7 @@ void DraftModel::draft(std::vector<Job> & jobs) {
                      active.end());
         parts.clear();
         for (const Job * job : active) {
-            parts.push_back({job->text, &job->out->tokens.back(), 1, 0});
+            parts.push_back({job->slot, &job->out->tokens.back(), 1, 0});
         }
     }
 }

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "drafters/drafter.h"
-#include "drafters/text_memories.h"
+#include "drafters/slot_memories.h"
 #include "llama/draft_context.h"
 #include "llama/llama_model.h"
 
@@ -10,8 +10,8 @@ namespace pyfly {
 
 // Keeps the draft's KV cache for what it drafted and trims it after verification: a verified batch is never evaluated
 // again. Where the history outgrows the draft's context, the oldest half of it is dropped by shifting the cache, so the
-// draft goes on from its most recent window at no cost per step. So does it for every text where all of them outgrow
-// the cells that they share, once the texts that are not drafted for are forgotten.
+// draft goes on from its most recent window at no cost per step. So does it for every request where all of them outgrow
+// the cells that they share, once the requests that are not drafted for are forgotten.
 class DraftModel : public Drafter {
   public:
     // Loads the model. Throws Error: NATIVE if llama.cpp cannot, INCOMPATIBLE if the vocabularies differ (unless
@@ -26,9 +26,9 @@ class DraftModel : public Drafter {
     const llama_vocab * vocabulary() const { return llama_model_get_vocab(model_.get()); }
 
     int32_t n_slots() const override { return memories_.n(); }
-    size_t prepare(int32_t text, const std::vector<int32_t> & history, size_t n_most) override;
-    size_t n_behind(int32_t text, const std::vector<int32_t> & history) const override;
-    void forget(int32_t text) override { memories_.clear(text); }
+    size_t prepare(int32_t slot, const std::vector<int32_t> & history, size_t n_most) override;
+    size_t n_behind(int32_t slot, const std::vector<int32_t> & history) const override;
+    void forget(int32_t slot) override { memories_.clear(slot); }
     void propose(const std::vector<DraftRequest> & requests) override;
     bool has_rows() const override { return true; }
     bool draws() const override { return true; }
@@ -36,9 +36,9 @@ class DraftModel : public Drafter {
     double expected_cost() const override { return expected_cost_; } // decoding reads all weights: by their sizes
 
   private:
-    // A text to catch up with, or to draft for.
+    // A request to catch up with, or to draft for.
     struct Job {
-        int32_t text;
+        int32_t slot;
         const std::vector<int32_t> & history;
         size_t n_more; // tokens that its memory is to hold behind the last one
         Proposal * out = nullptr;
@@ -64,10 +64,10 @@ class DraftModel : public Drafter {
     ModelPointer model_;
     ContextPointer context_;
     LlamaModel own_;
-    TextMemories memories_;
+    SlotMemories memories_;
     size_t n_vocab_;      // of the target
     size_t n_shared_;     // tokens that both have; the rest is padding, which is never drafted
-    size_t n_ctx_;        // most that one text gets
+    size_t n_ctx_;        // most that one request gets
     size_t n_ctx_of_all_; // that each gets where all are long
     int64_t n_evaluated_ = 0;
 };

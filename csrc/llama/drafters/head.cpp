@@ -19,94 +19,94 @@ HeadDrafter::HeadDrafter(Parts parts, double p_min)
     : model_(std::move(parts.model)), context_(std::move(parts.context)), shape_(parts.shape),
       p_min_(require_p_min(p_min)),
       own_(context_.get(), parts.threads, shape_.name, false, shape_.input_width, /*inputs_replace=*/shape_.lag == 0),
-      memories_(own_, shape_.first_entry), seen_(static_cast<size_t>(memories_.n()), SeenText(shape_.row_width)) {}
+      memories_(own_, shape_.first_entry), seen_(static_cast<size_t>(memories_.n()), SeenTokens(shape_.row_width)) {}
 
-// Whether the rows are there for the entries of a text before `end` that are not in the cache.
-bool HeadDrafter::has_rows_for(int32_t text, size_t end) const {
-    const size_t next = next_entry(text);
-    return next >= end || seen(text).has_row_before(next + 1 - shape_.lag);
+// Whether the rows are there for the entries of a request before `end` that are not in the cache.
+bool HeadDrafter::has_rows_for(int32_t slot, size_t end) const {
+    const size_t next = next_entry(slot);
+    return next >= end || seen(slot).has_row_before(next + 1 - shape_.lag);
 }
 
-// Forgets all entries of a text; the next one will be the first that there is a row for.
-void HeadDrafter::restart_at_rows(int32_t text) {
-    const size_t rows_begin = seen(text).rows_begin();
-    memories_.clear(text, std::max(shape_.first_entry, rows_begin > 0 ? rows_begin + shape_.lag : 0));
+// Forgets all entries of a request; the next one will be the first that there is a row for.
+void HeadDrafter::restart_at_rows(int32_t slot) {
+    const size_t rows_begin = seen(slot).rows_begin();
+    memories_.clear(slot, std::max(shape_.first_entry, rows_begin > 0 ? rows_begin + shape_.lag : 0));
 }
 
 void HeadDrafter::observe(Model &, const std::vector<Span> & spans, const std::vector<bool> & wanted) {
     for (size_t s = 0; s < spans.size(); s++) {
         const Span & span = spans[s];
-        SeenText & text = seen(span.sequence);
-        text.cut(span.n_past);
+        SeenTokens & seen = this->seen(span.sequence);
+        seen.cut(span.n_past);
         if (!wanted[s]) {
             continue; // should it draft one day, it begins behind the gap
         }
-        if (text.end() != span.n_past) {
-            text.restart(span.n_past);
+        if (seen.end() != span.n_past) {
+            seen.restart(span.n_past);
             restart_at_rows(span.sequence);
         }
         if (span.may_return) {
-            text.mark();
+            seen.mark();
         }
         for (size_t i = 0; i < span.n; i += n_rows_chunk) {
             const size_t n_chunk = std::min(n_rows_chunk, span.n - i);
-            read_rows(s, i, n_chunk, text.append(span.tokens + i, n_chunk));
+            read_rows(s, i, n_chunk, seen.append(span.tokens + i, n_chunk));
             trim_rows(span.sequence);
         }
     }
 }
 
 // Drops rows that are far back, evaluating the entries first that need them.
-void HeadDrafter::trim_rows(int32_t text) {
-    SeenText & seen = this->seen(text);
+void HeadDrafter::trim_rows(int32_t slot) {
+    SeenTokens & seen = this->seen(slot);
     if (seen.end() - seen.rows_begin() <= n_rows_most) {
         return;
     }
-    memories_.follow(text, seen.tokens().data(), seen.tokens().size(), seen.begin());
-    if (!has_rows_for(text, seen.end())) {
-        restart_at_rows(text);
+    memories_.follow(slot, seen.tokens().data(), seen.tokens().size(), seen.begin());
+    if (!has_rows_for(slot, seen.end())) {
+        restart_at_rows(slot);
     }
-    if (seen.end() > next_entry(text) + n_rows_kept) {
-        make_room({text}, seen.end() - next_entry(text));
-        catch_up({{text, seen.tokens(), seen.begin(), seen.end()}});
+    if (seen.end() > next_entry(slot) + n_rows_kept) {
+        make_room({slot}, seen.end() - next_entry(slot));
+        catch_up({{slot, seen.tokens(), seen.begin(), seen.end()}});
     }
-    seen.drop_rows(std::min(seen.end() - n_rows_kept, next_entry(text) - shape_.lag));
+    seen.drop_rows(std::min(seen.end() - n_rows_kept, next_entry(slot) - shape_.lag));
 }
 
 // The first entry that has to be evaluated again (that of the last token always is, with the draft) takes the row of
 // the token before it, which may be gone.
-size_t HeadDrafter::n_reusable(int32_t text, const std::vector<int32_t> & history, size_t n) const {
-    const SeenText & seen = this->seen(text);
+size_t HeadDrafter::n_reusable(int32_t slot, const std::vector<int32_t> & history, size_t n) const {
+    const SeenTokens & seen = this->seen(slot);
     const std::vector<int32_t> & tokens = seen.tokens();
     const size_t n_seen = n_staying(seen.begin(), tokens.data(), tokens.size(), history.data(), n);
-    const size_t n_entries = memories_.n_staying(text, history.data(), std::min(n + 1, history.size() - 1));
-    const size_t next = memories_.begin(text) + n_entries;
+    const size_t n_entries = memories_.n_staying(slot, history.data(), std::min(n + 1, history.size() - 1));
+    const size_t next = memories_.begin(slot) + n_entries;
     const bool is_behind = n_entries > 0 && seen.begin() + n_seen == n && next < n + shape_.lag;
     return is_behind && !seen.will_have_row_before(next + 1 - shape_.lag) ? next - shape_.lag : n;
 }
 
 // Forgets what does not belong to `history`. Returns whether a draft can start from it.
-bool HeadDrafter::sync(int32_t text, const std::vector<int32_t> & history) {
+bool HeadDrafter::sync(int32_t slot, const std::vector<int32_t> & history) {
     const size_t last = history.size() - 1;
-    seen(text).follow(history.data(), last);
-    memories_.follow(text, history.data(), last);
-    if (last == 0 || seen(text).end() != last) {
+    seen(slot).follow(history.data(), last);
+    memories_.follow(slot, history.data(), last);
+    if (last == 0 || seen(slot).end() != last) {
         return false;
     }
-    if (!has_rows_for(text, last + shape_.lag)) {
-        if (!seen(text).has_row_before(last)) {
+    if (!has_rows_for(slot, last + shape_.lag)) {
+        if (!seen(slot).has_row_before(last)) {
             return false;
         }
-        restart_at_rows(text);
+        restart_at_rows(slot);
     }
     return true;
 }
 
-// Texts for which the cache has no room start again with what there are rows for.
-void HeadDrafter::make_room(const std::vector<int32_t> & texts, size_t n_new) {
-    if (!memories_.make_room(texts, n_new)) {
-        for (const int32_t text : texts) {
-            restart_at_rows(text);
+// Requests for which the cache has no room start again with what there are rows for.
+void HeadDrafter::make_room(const std::vector<int32_t> & slots, size_t n_new) {
+    if (!memories_.make_room(slots, n_new)) {
+        for (const int32_t slot : slots) {
+            restart_at_rows(slot);
         }
     }
 }
@@ -114,9 +114,9 @@ void HeadDrafter::make_room(const std::vector<int32_t> & texts, size_t n_new) {
 void HeadDrafter::gather_inputs(const std::vector<Wanted> & wanted) {
     rows_.clear();
     for (const Wanted & one : wanted) {
-        const size_t n_without = one.entry < shape_.lag ? 1 : 0; // nothing comes before the first token of a text
+        const size_t n_without = one.entry < shape_.lag ? 1 : 0; // nothing comes before the first token of a request
         if (one.n > n_without) {
-            const float * rows = seen(one.text).row(one.entry + n_without - shape_.lag);
+            const float * rows = seen(one.slot).row(one.entry + n_without - shape_.lag);
             rows_.insert(rows_.end(), rows, rows + (one.n - n_without) * shape_.row_width);
         }
     }
@@ -136,12 +136,12 @@ void HeadDrafter::gather_inputs(const std::vector<Wanted> & wanted) {
 }
 
 void HeadDrafter::catch_up(const std::vector<Goal> & goals) {
-    std::vector<TextMemories::Part> parts;
+    std::vector<SlotMemories::Part> parts;
     std::vector<std::vector<float>> inputs(goals.size());
     std::vector<Wanted> wanted;
     const auto forget = [&] { // the next head's layer takes the same cells
         for (const Wanted & one : wanted) {
-            keep_entries(one.text, one.entry);
+            keep_entries(one.slot, one.entry);
         }
     };
     while (true) {
@@ -149,12 +149,12 @@ void HeadDrafter::catch_up(const std::vector<Goal> & goals) {
         wanted.clear();
         for (size_t i = 0; i < goals.size(); i++) {
             const Goal & goal = goals[i];
-            const size_t entry = next_entry(goal.text);
+            const size_t entry = next_entry(goal.slot);
             if (entry < goal.end) {
                 const size_t n = std::min(goal.end - entry, static_cast<size_t>(own_.n_batch()));
                 inputs[i].resize(n * shape_.input_width);
-                wanted.push_back({goal.text, entry, n, inputs[i].data()});
-                parts.push_back({goal.text, goal.tokens.data() + (entry - goal.offset), n, n, inputs[i].data()});
+                wanted.push_back({goal.slot, entry, n, inputs[i].data()});
+                parts.push_back({goal.slot, goal.tokens.data() + (entry - goal.offset), n, n, inputs[i].data()});
             }
         }
         if (parts.empty()) {
@@ -176,12 +176,12 @@ void HeadDrafter::catch_up(const std::vector<Goal> & goals) {
     }
 }
 
-void HeadDrafter::forget(int32_t text) {
-    memories_.clear(text);
-    seen(text).restart(0);
+void HeadDrafter::forget(int32_t slot) {
+    memories_.clear(slot);
+    seen(slot).restart(0);
 }
 
-void HeadDrafter::evaluate(const std::vector<TextMemories::Part> & parts,
+void HeadDrafter::evaluate(const std::vector<SlotMemories::Part> & parts,
                            const std::function<void(size_t part, size_t span)> & read) {
     memories_.evaluate(parts, [&](size_t part, size_t span) {
         n_evaluated_ += static_cast<int64_t>(parts[part].n);
@@ -191,21 +191,21 @@ void HeadDrafter::evaluate(const std::vector<TextMemories::Part> & parts,
 
 void HeadDrafter::propose(const std::vector<DraftRequest> & requests) {
     std::vector<Job> jobs;
-    std::vector<int32_t> texts;
+    std::vector<int32_t> slots;
     size_t n_new = 0;
     for (const DraftRequest & request : requests) {
         if (sync(request.slot, *request.history)) {
             const int32_t n_max = std::min(request.n_max, draft_most());
             jobs.push_back({request.slot, *request.history, request.out, static_cast<size_t>(n_max), request.wants_rows,
                             request.draw, request.stop});
-            texts.push_back(request.slot);
+            slots.push_back(request.slot);
             n_new += jobs.back().last() - next_entry(request.slot);
         }
     }
     if (jobs.empty()) {
         return;
     }
-    make_room(texts, n_new + n_cells(jobs));
+    make_room(slots, n_new + n_cells(jobs));
     draft(jobs);
     for (Job & job : jobs) {
         job.out->tokens = std::move(job.drafted);

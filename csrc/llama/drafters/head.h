@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "drafters/drafter.h"
-#include "drafters/seen_text.h"
-#include "drafters/text_memories.h"
+#include "drafters/seen_tokens.h"
+#include "drafters/slot_memories.h"
 #include "llama/draft_context.h"
 #include "llama/llama_model.h"
 
@@ -19,7 +19,7 @@ namespace pyfly {
 // the cache is removed again.
 //
 // Rows and entries are of stretches (stretch.h). A head that lacks the rows of what comes before (it was set in the
-// middle of a text, or its cache had no room for all texts) begins behind that.
+// middle of a request, or its cache had no room for all requests) begins behind that.
 class HeadDrafter : public Drafter {
   public:
     int32_t n_slots() const override { return memories_.n(); }
@@ -27,8 +27,8 @@ class HeadDrafter : public Drafter {
     void propose(const std::vector<DraftRequest> & requests) override;
     bool has_rows() const override { return true; }
     bool reads_target() const override { return true; }
-    size_t n_reusable(int32_t text, const std::vector<int32_t> & history, size_t n) const override;
-    void forget(int32_t text) override;
+    size_t n_reusable(int32_t slot, const std::vector<int32_t> & history, size_t n) const override;
+    void forget(int32_t slot) override;
     bool draws() const override { return has_rows(); }
     int64_t n_evaluated() const override { return n_evaluated_; }
 
@@ -38,7 +38,7 @@ class HeadDrafter : public Drafter {
         size_t row_width;   // floats of a target row
         size_t input_width; // floats of what goes with a token into the head, or in its place
         size_t lag;         // 0 or 1
-        size_t first_entry; // index of the first entry of a text
+        size_t first_entry; // index of the first entry of a request
         int32_t n_heads;    // heads of which each drafts one step; 1: one head drafts all
     };
 
@@ -49,9 +49,9 @@ class HeadDrafter : public Drafter {
         Shape shape;
     };
 
-    // A text to draft for.
+    // A request to draft for.
     struct Job {
-        int32_t text;
+        int32_t slot;
         const std::vector<int32_t> & history; // of which the last token was not evaluated
         Proposal * out;
         size_t n_max; // tokens to propose, >= 1
@@ -62,16 +62,16 @@ class HeadDrafter : public Drafter {
         size_t last() const { return history.size() - 1; }
     };
 
-    // The entries of a text before `end` are to be evaluated, of tokens that begin at position `offset`.
+    // The entries of a request before `end` are to be evaluated, of tokens that begin at position `offset`.
     struct Goal {
-        int32_t text;
+        int32_t slot;
         const std::vector<int32_t> & tokens;
         size_t offset, end;
     };
 
     // What goes with n tokens from `entry` on is wanted at `out`.
     struct Wanted {
-        int32_t text;
+        int32_t slot;
         size_t entry, n;
         float * out;
     };
@@ -81,16 +81,16 @@ class HeadDrafter : public Drafter {
     // Copies rows of a span of the target's last evaluate(): [n][row_width] from its token `begin` on.
     virtual void read_rows(size_t span, size_t begin, size_t n, float * out) = 0;
 
-    // Turns rows [n][row_width] of any texts into inputs [n][input_width].
+    // Turns rows [n][row_width] of any requests into inputs [n][input_width].
     virtual void make_inputs(const float * rows, size_t n, float * out) = 0;
 
     // Makes head `step` the one that is evaluated.
     virtual void select(int32_t step) { (void) step; }
 
-    // Cells that these drafts take behind the entries before the last token of each text.
+    // Cells that these drafts take behind the entries before the last token of each request.
     virtual size_t n_cells(const std::vector<Job> & jobs) const = 0;
 
-    // Fills in what was drafted. Of each text all entries but those that wait for a row are in the cache or can be
+    // Fills in what was drafted. Of each request all entries but those that wait for a row are in the cache or can be
     // evaluated, and they, none behind them, are there afterwards, also after an Error.
     virtual void draft(std::vector<Job> & jobs) = 0;
 
@@ -100,12 +100,12 @@ class HeadDrafter : public Drafter {
     // Collects what goes with tokens.
     void gather_inputs(const std::vector<Wanted> & wanted);
 
-    // The first entry of a text that is not in the cache; keep_entries: drops those from `end` on.
-    size_t next_entry(int32_t text) const { return memories_.end(text); }
-    void keep_entries(int32_t text, size_t end) { memories_.cut(text, end); }
+    // The first entry of a request that is not in the cache; keep_entries: drops those from `end` on.
+    size_t next_entry(int32_t slot) const { return memories_.end(slot); }
+    void keep_entries(int32_t slot, size_t end) { memories_.cut(slot, end); }
 
-    // Evaluates parts behind the entries, see TextMemories, and counts their tokens.
-    void evaluate(const std::vector<TextMemories::Part> & parts,
+    // Evaluates parts behind the entries, see SlotMemories, and counts their tokens.
+    void evaluate(const std::vector<SlotMemories::Part> & parts,
                   const std::function<void(size_t part, size_t span)> & read);
 
     LlamaModel & own() { return own_; }
@@ -113,21 +113,21 @@ class HeadDrafter : public Drafter {
     double p_min() const { return p_min_; }
 
   private:
-    SeenText & seen(int32_t text) { return seen_[static_cast<size_t>(text)]; }
-    const SeenText & seen(int32_t text) const { return seen_[static_cast<size_t>(text)]; }
-    bool has_rows_for(int32_t text, size_t end) const;
-    void restart_at_rows(int32_t text);
-    void trim_rows(int32_t text);
-    bool sync(int32_t text, const std::vector<int32_t> & history);
-    void make_room(const std::vector<int32_t> & texts, size_t n_new);
+    SeenTokens & seen(int32_t slot) { return seen_[static_cast<size_t>(slot)]; }
+    const SeenTokens & seen(int32_t slot) const { return seen_[static_cast<size_t>(slot)]; }
+    bool has_rows_for(int32_t slot, size_t end) const;
+    void restart_at_rows(int32_t slot);
+    void trim_rows(int32_t slot);
+    bool sync(int32_t slot, const std::vector<int32_t> & history);
+    void make_room(const std::vector<int32_t> & slots, size_t n_new);
 
     ModelPointer model_; // outlives the context
     ContextPointer context_;
     Shape shape_;
     double p_min_;
     LlamaModel own_;
-    TextMemories memories_;      // of the entries' tokens
-    std::vector<SeenText> seen_; // by text
+    SlotMemories memories_;        // of the entries' tokens
+    std::vector<SeenTokens> seen_; // by request
     std::vector<float> rows_, inputs_;
     int64_t n_evaluated_ = 0;
 };

@@ -31,27 +31,27 @@ void StepHead::draft(std::vector<Job> & jobs) {
     std::vector<Goal> goals;
     const size_t n_pending = is_chain() ? 0 : std::min(n_merged, static_cast<size_t>(own().n_batch()) - 1);
     for (const Job & job : jobs) {
-        if (job.last() - next_entry(job.text) > n_pending) {
-            goals.push_back({job.text, job.history, 0, job.last()});
+        if (job.last() - next_entry(job.slot) > n_pending) {
+            goals.push_back({job.slot, job.history, 0, job.last()});
         }
     }
     catch_up(goals);
     std::vector<Step> all;
     std::vector<Wanted> wanted;
     for (Job & job : jobs) {
-        const size_t entry = next_entry(job.text);
+        const size_t entry = next_entry(job.slot);
         all.push_back({&job, entry, {job.history.begin() + static_cast<std::ptrdiff_t>(entry), job.history.end()}, {}});
         all.back().inputs.resize(all.back().tokens.size() * shape().input_width);
     }
     for (Step & step : all) {
-        wanted.push_back({step.job->text, step.entry, step.tokens.size(), step.inputs.data()});
+        wanted.push_back({step.job->slot, step.entry, step.tokens.size(), step.inputs.data()});
     }
     gather_inputs(wanted);
     // Kept are the entries with rows of the target, and not those that a draft left.
     const auto keep = [&] {
         select(0);
         for (const Step & step : all) {
-            keep_entries(step.job->text, is_chain() ? step.entry : step.job->history.size());
+            keep_entries(step.job->slot, is_chain() ? step.entry : step.job->history.size());
         }
     };
     try {
@@ -63,20 +63,20 @@ void StepHead::draft(std::vector<Job> & jobs) {
     keep();
 }
 
-// A token for each text that goes on, until none does. Rows are produced for all tokens: where they are wanted of some
-// only, the heads' graphs answer with those of the first ones.
+// A token for each request that goes on, until none does. Rows are produced for all tokens: where they are wanted of
+// some only, the heads' graphs answer with those of the first ones.
 void StepHead::take_steps(std::vector<Step> & all) {
     std::vector<Step *> active;
     for (Step & step : all) {
         active.push_back(&step);
     }
     for (int32_t head = 0; !active.empty(); head++) {
-        std::vector<TextMemories::Part> parts;
+        std::vector<SlotMemories::Part> parts;
         for (const Step * step : active) {
             if (is_chain()) {
-                keep_entries(step->job->text, step->entry);
+                keep_entries(step->job->slot, step->entry);
             }
-            parts.push_back({step->job->text, step->tokens.data(), step->tokens.size(), 0, step->inputs.data()});
+            parts.push_back({step->job->slot, step->tokens.data(), step->tokens.size(), 0, step->inputs.data()});
         }
         select(head);
         evaluate(parts, [&](size_t i, size_t span) {

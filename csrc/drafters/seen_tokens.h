@@ -1,5 +1,5 @@
-// What a head saw the target evaluate of one text: the tokens, and the target's hidden states at the last of them. No
-// llama.h.
+// What a head saw the target evaluate of one request: the tokens, and the target's hidden states at the last of them.
+// No llama.h.
 #pragma once
 
 #include <algorithm>
@@ -11,10 +11,10 @@
 
 namespace pyfly {
 
-class SeenText {
+class SeenTokens {
   public:
     // Floats of a row.
-    explicit SeenText(size_t row_width) : row_width_(row_width) {}
+    explicit SeenTokens(size_t row_width) : row_width_(row_width) {}
 
     // The stretch (stretch.h) that was seen without a gap is begin() ... end() - 1; of its positions from rows_begin()
     // on there are rows.
@@ -31,7 +31,7 @@ class SeenText {
         return position == 0 ? rows_begin_ == 0 : position > rows_begin_ && position <= end();
     }
 
-    // The same once the text is cut to its first `position` tokens.
+    // The same once what was seen is cut to its first `position` tokens.
     bool will_have_row_before(size_t position) const {
         return has_row_before(position) || (position == marked_ && position <= end());
     }
@@ -68,8 +68,8 @@ class SeenText {
         cut(n_stays > 0 ? begin_ + n_stays : 0);
     }
 
-    // The text may be cut to what it is now, however long it was in between: the last row is kept for that. There is
-    // one such place at a time.
+    // What was seen may be cut to what it is now, however long it was in between: the last row is kept for that. There
+    // is one such place at a time.
     void mark() {
         if (end() > rows_begin_) {
             marked_ = end();
