@@ -10,7 +10,7 @@ from typing import Any
 
 from pyfly_cpp.machine.conditions import describe_machine, disturbance
 from pyfly_cpp.machine.threads import physical_cores
-from pyfly_cpp.measure.quality import markdown_row
+from pyfly_cpp.measure.report import markdown_row
 
 
 def print_machine() -> None:

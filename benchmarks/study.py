@@ -55,7 +55,8 @@ from pyfly_cpp.machine.rows import DataError, Row, Where, read_lines_so_far
 from pyfly_cpp.measure import evaluation, journal
 from pyfly_cpp.measure.generator import Generator, Sampling
 from pyfly_cpp.measure.loaded import files_of, load_generator
-from pyfly_cpp.measure.quality import SettingResult, interval, summarise
+from pyfly_cpp.measure.quality import SettingResult, summarise
+from pyfly_cpp.measure.report import interval
 from pyfly_cpp.measure.statistics import Interval, bootstrap, ratio, ratio_of_ratios, wilson
 from pyfly_cpp.measure.tasks.code import CodeTask
 from pyfly_cpp.measure.tasks.registry import TASKS

@@ -26,11 +26,11 @@ from pyfly_cpp.decoding.presets import Preset, save_preset
 from pyfly_cpp.errors import counted
 from pyfly_cpp.machine.files import sha256, write_atomically
 from pyfly_cpp.machine.prompt_sets import BUILT_IN, BenchPrompt, pick_prompts, read_prompts
-from pyfly_cpp.measure import tables as report
+from pyfly_cpp.measure import report
 from pyfly_cpp.measure.generator import Sampling
 from pyfly_cpp.measure.journal import Journal, place
 from pyfly_cpp.measure.load import summarise_loads
-from pyfly_cpp.measure.quality import interval
+from pyfly_cpp.measure.plot import plot
 from pyfly_cpp.measure.runner import measure, require_enough
 from pyfly_cpp.measure.speed import Key, Measured, Memory, measure_memory, summarise
 from pyfly_cpp.measure.statistics import MIN_GROUPS, for_json
@@ -170,7 +170,7 @@ def command(
                 markdown_file, report.page(title, facts, found.tables, f"{found.note}\n\n{found.verdict}".strip())
             )
         if plot_file:
-            write_atomically(plot_file, report.plot(measured, title, points))
+            write_atomically(plot_file, plot(measured, title, points))
     finally:  # also where a file could not be written
         if as_json:
             write(text)
@@ -235,8 +235,8 @@ def _preset(
     sentence = f"The preset is {point.setting}, {why}."
     if point is not points[0]:
         sentence += (
-            f" It was {interval(point.summary.speedup_exact)} times as fast as exact, with an agreement of "
-            f"{interval(point.agreement)}. These are the prompts it was chosen on; others may give less."
+            f" It was {report.interval(point.summary.speedup_exact)} times as fast as exact, with an agreement of "
+            f"{report.interval(point.agreement)}. These are the prompts it was chosen on; others may give less."
         )
     claim = {
         "sentence": sentence,

@@ -21,9 +21,9 @@ from pyfly_cpp.decoding import require_repeatable, written
 from pyfly_cpp.errors import counted
 from pyfly_cpp.machine.files import sha256, write_atomically
 from pyfly_cpp.machine.rows import DataError, Row, spread
-from pyfly_cpp.measure import evaluation, journal
-from pyfly_cpp.measure import quality as report
+from pyfly_cpp.measure import evaluation, journal, report
 from pyfly_cpp.measure.generator import Sampling
+from pyfly_cpp.measure.quality import summarise
 from pyfly_cpp.measure.tasks.code import CodeTask
 from pyfly_cpp.measure.tasks.needle import Needle
 from pyfly_cpp.measure.tasks.registry import TASKS, get_task
@@ -144,7 +144,7 @@ def command(
             advance(done, f"{line['item']} {line['setting']}")
 
         lines = evaluation.run(plan, session.generator, folder, force, session.machine, progress)
-    table = report.summarise(lines, [str(s) for s in chosen], len(items), task.title, task.criterion)
+    table = summarise(lines, [str(s) for s in chosen], len(items), task.title, task.criterion)
     facts = [
         f"{counted(len(items), 'item')} of {source}; {counted(few_shot, 'worked example')}; at most "
         f"{plan.max_tokens} tokens; "
@@ -153,19 +153,19 @@ def command(
     ]
     if n_parallel > 1:
         facts.append(f"{n_parallel} requests at a time: tokens/s of all together, prompts counted apart")
-    page = report.markdown(table, facts)
+    page = report.task_page(table, facts)
     text = json.dumps({"run": plan.identity(), "table": table.as_dict()}, indent=1, ensure_ascii=False) + "\n"
     write_atomically(folder / journal.TABLE_JSON, text)
     write_atomically(folder / journal.TABLE_MARKDOWN, page)
     if as_json:
         write(text)
     else:
-        whole = report.cells(table)
+        whole = report.task_cells(table)
         together = f", {n_parallel} requests at a time (tokens/s of all)" if n_parallel > 1 else ""
         title = f"{table.title}, n = {table.n_complete}{together}"
         for head, body in [whole] if terminal_width() >= 170 else report.halves(*whole):
             show_table(title, head, body)
-        for sentence in report.notes(table):
+        for sentence in report.task_notes(table):
             write_sentences(sentence)
     note(f"Written to {folder}")
 

@@ -19,7 +19,7 @@ from pyfly_cpp.decoding.drafters import DRAFTERS
 from pyfly_cpp.machine.conditions import CONDITIONS, describe_machine, describe_model, disturbance
 from pyfly_cpp.machine.files import require_free
 from pyfly_cpp.measure.loaded import files_of, load_generator
-from pyfly_cpp.measure.tables import require_matplotlib
+from pyfly_cpp.measure.plot import require_matplotlib
 
 
 def _without_folder(drafter: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pyfly_cpp.engine.stats import Step
 from pyfly_cpp.machine.conditions import resident_mib
 from pyfly_cpp.machine.prompt_sets import BenchPrompt
 from pyfly_cpp.measure.generator import Generated, Generator
-from pyfly_cpp.measure.statistics import Interval, Timed, speed, speedup
+from pyfly_cpp.measure.pace import Decoded, Pace, pace
 
 SPLIT = ("draft", "verify", "gate", "python")
 """Parts of decoding time that `Stats` measures; the rest is what is left of the wall time."""
@@ -42,9 +42,15 @@ class Measured:
         return self.prompt.id, self.turn, self.repeat, self.setting, self.n_parallel
 
     @property
-    def timed(self) -> tuple[float, float]:
+    def timed(self) -> tuple[int, float]:
         """Tokens and seconds of decoding."""
         return self.result.decode_tokens, self.result.decode_seconds
+
+    @property
+    def decoded(self) -> Decoded:
+        """The part of it that the speed of a setting is made of."""
+        stats = self.result.stats
+        return Decoded(*self.timed, stats.committed, stats.rounds, stats.loose_accepted)
 
     @property
     def tokens_per_second(self) -> float:
@@ -116,17 +122,11 @@ def warm_up(generator: Generator, prompt: BenchPrompt, settings: Sequence[Decodi
 
 
 @dataclass(frozen=True)
-class Summary:
+class Summary(Pace):
     """One setting over all prompts, or those of a category."""
 
-    setting: str
     n_prompts: int
     """Forms of one prompt counted once."""
-    tokens_per_second: Interval
-    speedup_plain: Interval | None
-    speedup_exact: Interval | None
-    mean_accepted: float
-    loose_rate: float
     acceptance: float
     acceptance_at_depth: tuple[float, ...]
     same_output: float | None
@@ -159,25 +159,13 @@ def _summary(setting: str, measured: BySetting) -> Summary:
     groups = [mine[key].prompt.unit for key in keys]
     results = [mine[key].result for key in keys]
 
-    def timed(name: str) -> Timed:
-        return [measured[name][key].timed for key in keys]
-
-    def over(other: str) -> Interval | None:
-        return None if other == setting or other not in measured else speedup(timed(setting), timed(other), groups)
-
     stats = [r.stats for r in results]
-    committed, rounds = sum(s.committed for s in stats), sum(s.rounds for s in stats)
     drafted = sum(s.drafted for s in stats)
     reference = "plain" if "plain" in measured else "exact"
     theirs = measured.get(reference) if setting != reference else None
     return Summary(
-        setting=setting,
+        **vars(pace(setting, {name: [rows[key].decoded for key in keys] for name, rows in measured.items()}, groups)),
         n_prompts=len(set(groups)),
-        tokens_per_second=speed(timed(setting), groups),
-        speedup_plain=over("plain"),
-        speedup_exact=over("exact") if setting != "plain" else None,
-        mean_accepted=committed / rounds if rounds else math.nan,
-        loose_rate=sum(s.loose_accepted for s in stats) / committed if committed else math.nan,
         acceptance=sum(s.matched + s.loose_accepted for s in stats) / drafted if drafted else math.nan,
         acceptance_at_depth=_by_depth(results),
         same_output=sum(mine[k].result.tokens == theirs[k].result.tokens for k in keys) / len(keys) if theirs else None,

@@ -13,7 +13,7 @@ from pyfly_cpp.engine.stats import Stats
 from pyfly_cpp.machine.conditions import resident_mib
 from pyfly_cpp.machine.prompt_sets import BenchPrompt, pick_prompts, read_prompts
 from pyfly_cpp.machine.rows import DataError
-from pyfly_cpp.measure import tables as report
+from pyfly_cpp.measure import plot, report
 from pyfly_cpp.measure.generator import Generated, Sampling
 from pyfly_cpp.measure.load import summarise_loads
 from pyfly_cpp.measure.runner import measure
@@ -155,7 +155,7 @@ def test_texts(measured):
 
 def test_the_plot_is_a_picture(measured):
     pytest.importorskip("matplotlib")
-    assert report.plot(measured, "Speed").startswith(b"\x89PNG")
+    assert plot.plot(measured, "Speed").startswith(b"\x89PNG")
 
 
 def test_turns_share_one_history(generator):
@@ -236,7 +236,7 @@ def test_answers_that_end_in_their_first_step_have_no_speed():
 def test_a_curve_is_of_settings_that_differ_in_their_threshold_alone():
     settings = ["relaxed:5:0.6", "relaxed:10:0.6", "relaxed:10:0.3", "margin:0.3", "margin:1", "margin:1 agree:6",
                 "margin:0.3 agree:6", "entropy:0.3:2", "exact", "all(margin:0.3,exact-first:1)"]  # fmt: skip
-    assert report._by_threshold(settings) == {
+    assert plot._by_threshold(settings) == {
         "relaxed:10": [(0.6, "relaxed:10:0.6"), (0.3, "relaxed:10:0.3")],
         "margin": [(0.3, "margin:0.3"), (1.0, "margin:1")],
         "margin agree:6": [(1.0, "margin:1 agree:6"), (0.3, "margin:0.3 agree:6")],

@@ -16,9 +16,9 @@ from pyfly_cpp.cli.measuring import Session
 from pyfly_cpp.decoding import EXACT, PLAIN, Decoding
 from pyfly_cpp.machine.files import OutputError
 from pyfly_cpp.machine.rows import DataError, read_lines_so_far
-from pyfly_cpp.measure import evaluation, journal
-from pyfly_cpp.measure import quality as report
+from pyfly_cpp.measure import evaluation, journal, report
 from pyfly_cpp.measure.generator import Sampling
+from pyfly_cpp.measure.quality import summarise
 from pyfly_cpp.measure.tasks.gsm8k import Gsm8k
 from pyfly_cpp.measure.tasks.humaneval import HumanEval
 from pyfly_cpp.measure.tasks.registry import get_task
@@ -42,7 +42,7 @@ def without_time(line):
 
 
 def table_without_time(lines):
-    table = report.summarise(lines, [str(s) for s in SETTINGS], 12).as_dict()
+    table = summarise(lines, [str(s) for s in SETTINGS], 12).as_dict()
     for row in table["rows"]:
         for name in ("tokens_per_second", "speedup_plain", "speedup_exact"):
             del row[name]
@@ -205,8 +205,8 @@ def test_an_output_that_cannot_be_judged_is_wrong_and_met_once(data, generator, 
         assert line["correct"] is False and type(error).__name__ in line["detail"]["unjudged"] and line["output"]
     assert all("unjudged" not in line["detail"] for line in lines[3:])
     assert evaluation.run(plan(data, task=task), generator, tmp_path) == lines and task.n_scored == 9
-    table = report.summarise(lines, [str(s) for s in SETTINGS], 3)
-    assert any("3 outputs could not be judged" in note for note in report.notes(table))
+    table = summarise(lines, [str(s) for s in SETTINGS], 3)
+    assert any("3 outputs could not be judged" in note for note in report.task_notes(table))
     assert "strict" in table.rows[0].also, "what the other items have beside it is still told"
 
 

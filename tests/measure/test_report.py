@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from pyfly_cpp.measure import quality as report
+from pyfly_cpp.measure import report
+from pyfly_cpp.measure.quality import summarise
 
 
 def line(item, setting, correct, tokens=100, seconds=1.0, group=None, **more):
@@ -34,7 +35,7 @@ def lines():
 
 
 def test_numbers():
-    table = report.summarise(lines(), SETTINGS, 20, "A task")
+    table = summarise(lines(), SETTINGS, 20, "A task")
     plain, exact, loose = table.rows
     assert (plain.n_correct, exact.n_correct, loose.n_correct) == (12, 12, 11)
     assert (loose.flips.harmful, loose.flips.helpful, loose.flips.both_right) == (2, 1, 10)
@@ -51,20 +52,20 @@ def test_numbers():
 
 
 def test_cut_answers_are_told():
-    table = report.summarise([line("1", name, False, cut=name == "plain") for name in SETTINGS], SETTINGS, 1)
+    table = summarise([line("1", name, False, cut=name == "plain") for name in SETTINGS], SETTINGS, 1)
     assert [row.n_cut for row in table.rows] == [1, 0, 0]
-    assert any("cut at the limit of tokens, of 1: plain 1, exact 0" in note for note in report.notes(table))
+    assert any("cut at the limit of tokens, of 1: plain 1, exact 0" in note for note in report.task_notes(table))
 
 
 def test_exact_answers_that_differ_from_plain_ones_are_explained():
-    table = report.summarise([line("1", name, True, own=name == "plain") for name in SETTINGS], SETTINGS, 1)
-    assert any("plain and exact differ in 1 of 1 answers" in note for note in report.notes(table))
-    assert not any("differ in" in note for note in report.notes(report.summarise(lines(), SETTINGS, 20)))
+    table = summarise([line("1", name, True, own=name == "plain") for name in SETTINGS], SETTINGS, 1)
+    assert any("plain and exact differ in 1 of 1 answers" in note for note in report.task_notes(table))
+    assert not any("differ in" in note for note in report.task_notes(summarise(lines(), SETTINGS, 20)))
 
 
 def test_without_plain_nothing_is_compared_with_it():
     some = [row for row in lines() if row["setting"] != "plain"]
-    head, body = report.cells(report.summarise(some, SETTINGS[1:], 20))
+    head, body = report.task_cells(summarise(some, SETTINGS[1:], 20))
     assert "x exact [95% CI]" in head and not any("plain" in name for name in head)
     assert all(len(row) == len(head) for row in body)
     (quality, _), (speed, _) = report.halves(head, body)
@@ -73,29 +74,29 @@ def test_without_plain_nothing_is_compared_with_it():
 
 def test_only_complete_items_count():
     partial = lines()[:-1]
-    table = report.summarise(partial, SETTINGS, 25)
+    table = summarise(partial, SETTINGS, 25)
     assert (table.n_complete, table.rows[0].n) == (19, 19)
-    assert any("19 of 25 items are complete" in note for note in report.notes(table))
+    assert any("19 of 25 items are complete" in note for note in report.task_notes(table))
 
 
 def test_nothing_yet():
-    table = report.summarise([], SETTINGS, 5)
+    table = summarise([], SETTINGS, 5)
     assert table.n_complete == 0 and json.dumps(table.as_dict(), allow_nan=False)
-    assert report.markdown(table)
+    assert report.task_page(table)
 
 
 def test_groups_widen_the_interval():
-    alone = report.summarise(lines(), SETTINGS, 20).rows[1].accuracy
+    alone = summarise(lines(), SETTINGS, 20).rows[1].accuracy
     grouped_lines = [{**row, "group": str(int(row["item"]) // 3)} for row in lines()]
-    table = report.summarise(grouped_lines, SETTINGS, 20)
+    table = summarise(grouped_lines, SETTINGS, 20)
     grouped = table.rows[1].accuracy
     assert grouped.high - grouped.low > alone.high - alone.low
-    assert any("forms of 7 prompts" in note for note in report.notes(table))
+    assert any("forms of 7 prompts" in note for note in report.task_notes(table))
 
 
 def test_markdown_and_json():
-    table = report.summarise(lines(), SETTINGS, 20, "A task")
-    page = report.markdown(table, ["a fact"])
+    table = summarise(lines(), SETTINGS, 20, "A task")
+    page = report.task_page(table, ["a fact"])
     rows = [row for row in page.splitlines() if row.startswith("|")]
     assert len({row.count("|") for row in rows}) == 1 and len(rows) == 5
     assert "- a fact" in page and "McNemar p = 1" in page
@@ -104,6 +105,6 @@ def test_markdown_and_json():
 
 def test_answers_that_are_all_empty_say_so():
     silent = [{**row, "output": " \n"} if row["setting"] == "exact" else row for row in lines()]
-    (note,) = [note for note in report.notes(report.summarise(silent, SETTINGS, 20, "A task")) if "empty" in note]
+    (note,) = [note for note in report.task_notes(summarise(silent, SETTINGS, 20, "A task")) if "empty" in note]
     assert note.startswith("Every answer of exact is empty") and "--chat-format" in note
-    assert not any("empty" in note for note in report.notes(report.summarise(lines(), SETTINGS, 20, "A task")))
+    assert not any("empty" in note for note in report.task_notes(summarise(lines(), SETTINGS, 20, "A task")))

@@ -15,7 +15,7 @@ from pyfly_cpp.decoding.gates import Relaxed
 from pyfly_cpp.decoding.presets import load_preset, save_preset
 from pyfly_cpp.decoding.resolve import Resolved
 from pyfly_cpp.machine.prompt_sets import read_prompts
-from pyfly_cpp.measure import tables as report
+from pyfly_cpp.measure import plot, report
 from pyfly_cpp.measure.runner import measure
 from pyfly_cpp.measure.speed import summarise
 from pyfly_cpp.measure.statistics import Interval
@@ -62,7 +62,7 @@ def test_points(swept):
 def test_a_sweep_is_a_picture(swept):
     pytest.importorskip("matplotlib")
     rows, points = swept
-    assert report.plot(rows, "Speed", points).startswith(b"\x89PNG")
+    assert plot.plot(rows, "Speed", points).startswith(b"\x89PNG")
 
 
 def test_the_fastest_that_agrees_enough_is_surely_faster_than_exact(swept):
