@@ -33,7 +33,6 @@ _NEEDS_0_3_36 = (
     "dflash|dspark|files_that_would_end_the_process|attention_that_is_causal|a_narrow_window"  # heads that 0.3.35
     # reads differently
     "|every_kind_of_model|test_experts|test_sliding_window"  # the vocabulary and an architecture of made models
-    "|version_of_the_protocol"  # of RPC
 )
 
 

@@ -3,9 +3,9 @@ with each release. csrc/llama/release*.h have what the core needs of it."""
 
 from __future__ import annotations
 
-RPC_PROTOCOL = (7, 0)
-"""RPC_PROTO_MAJOR_VERSION and RPC_PROTO_MINOR_VERSION of ggml-rpc.h. A server must have the same major number and no
-higher minor one."""
+RPC_PROTOCOLS = {"0.3.35": (5, 0), "0.3.36": (7, 0)}
+"""RPC_PROTO_MAJOR_VERSION and RPC_PROTO_MINOR_VERSION of ggml-rpc.h, by release of llama-cpp-python. A server must have
+the same major number and no higher minor one."""
 
 MOST_THREADS = 512
 """GGML_MAX_N_THREADS of ggml.h; more end the process."""

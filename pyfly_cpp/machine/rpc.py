@@ -11,7 +11,7 @@ import llama_cpp
 
 from pyfly_cpp.errors import RpcError
 from pyfly_cpp.machine.devices import Device, rpc_addresses
-from pyfly_cpp.machine.releases import RPC_PROTOCOL
+from pyfly_cpp.machine.releases import RPC_PROTOCOLS
 
 _SECONDS = 5.0
 """Longest wait for an answer of a server."""
@@ -46,8 +46,9 @@ def devices_of(name: str) -> list[Device]:
     with _connection(name) as connection, connection.makefile("rwb") as stream:
         try:
             version = _answer(stream, _HELLO, bytes(_N_CAPABILITIES))[:3]
-            if version[0] != RPC_PROTOCOL[0] or version[1] > RPC_PROTOCOL[1]:
-                theirs, ours = (".".join(map(str, numbers)) for numbers in (version, RPC_PROTOCOL))
+            protocol = RPC_PROTOCOLS.get(llama_cpp.__version__, max(RPC_PROTOCOLS.values()))
+            if version[0] != protocol[0] or version[1] > protocol[1]:
+                theirs, ours = (".".join(map(str, numbers)) for numbers in (version, protocol))
                 raise RpcError(
                     f"the RPC server {name} speaks version {theirs} of llama.cpp's RPC protocol, and this "
                     f"llama-cpp-python version {ours}; build both from the same llama.cpp."

@@ -30,7 +30,7 @@ from pyfly_cpp.decoding.presets import Preset, load_preset, save_preset
 from pyfly_cpp.engine.costs import setup_of
 from pyfly_cpp.errors import RpcError
 from pyfly_cpp.machine.placement import Placement
-from pyfly_cpp.machine.releases import RPC_PROTOCOL
+from pyfly_cpp.machine.releases import RPC_PROTOCOLS
 from pyfly_cpp.machine.rpc import devices_of, split_address
 
 OPTIONS = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
@@ -148,7 +148,7 @@ def test_the_version_of_the_protocol_is_that_of_this_release():
     if not header.exists():
         pytest.skip("llama-cpp-python was installed without its headers")
     numbers = dict(re.findall(r"define RPC_PROTO_(MAJOR|MINOR)_VERSION +(\d+)", header.read_text()))
-    assert (int(numbers["MAJOR"]), int(numbers["MINOR"])) == RPC_PROTOCOL
+    assert (int(numbers["MAJOR"]), int(numbers["MINOR"])) == RPC_PROTOCOLS[llama_cpp.__version__]
 
 
 def test_the_devices_of_a_server():
