@@ -28,16 +28,6 @@ def test_nothing_is_written_unasked(run, tmp_path):
     assert os.listdir(tmp_path / "out") == []
 
 
-def test_a_kind_that_is_not_trained_names_the_one_that_is(run, tmp_path):
-    command = ("heads", "train", TARGET, "-o", tmp_path / "out" / "head.gguf", *TOKENS)
-    result = run(*command, "--kind", "dspark")
-    assert result.code == 2 and "EAGLE-3" in result.err and "leave --kind out" in result.err
-    pytest.importorskip("torch")
-    asked = run(*command, "--kind", "eagle3")  # of older scripts
-    assert asked.code == 2 and "allow it with --yes" in asked.err
-    assert "--kind" not in run("heads", "train", "--help").out
-
-
 @pytest.mark.slow
 def test_a_head_is_trained_and_its_use_is_shown(run, tmp_path):
     pytest.importorskip("torch")

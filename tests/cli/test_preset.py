@@ -227,13 +227,6 @@ def test_a_file_of_a_shipped_name(tmp_path, monkeypatch):
         load_preset("fats")
 
 
-@pytest.mark.parametrize(("name", "instead"), [("safe", "exact"), ("balanced", "--gate 'all")])
-def test_presets_of_earlier_versions_say_what_replaces_them(name, instead, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(PresetError, match=rf"^the preset {name} is no longer there, because .*{instead}.*\.$"):
-        load_preset(name)
-
-
 def test_names_of_models_stay_names(tmp_path):
     for name in ("mydraft", "hf:me/repo:Q4_K_M", "ollama:llama3"):
         save_preset(Preset(Decoding(drafter=DraftModel(name)), name), tmp_path / "p.json", force=True)

@@ -102,13 +102,3 @@ def test_a_quantiser_that_fails_or_is_interrupted_leaves_nothing(run, target, mo
 def test_what_is_refused(run, arguments, message):
     result = run("models", "draft", *arguments)
     assert result.code in (1, 2) and message in result.err
-
-
-@pytest.mark.parametrize(
-    "option",
-    [["--types", "q4_0"], ["--from", "x.gguf"], ["--keep"], ["-y"], ["--json"], ["-t", "1"], ["--n-gpu-layers", "0"]],
-)
-def test_options_of_the_search_name_what_replaces_them(run, target, option):
-    result = run("models", "draft", target, *option)
-    assert result.code == 2 and option[0] in result.err and "--type Q4_K_M" in result.err
-    assert "bench -m MODEL -d FILE" in result.err and names(target) == [target.name]

@@ -70,6 +70,14 @@ double h100(int32_t n) {
     return between({{1, 1760}, {2, 2060}, {4, 2820}, {8, 3630}, {16, 4370}}, n);
 }
 
+MeasuredCosts costs_of_h100() {
+    MeasuredCosts costs;
+    for (const int32_t n : {1, 2, 3, 4, 6, 8, 12}) {
+        costs.target.push_back({n, h100(n)});
+    }
+    return costs;
+}
+
 Machine machine(const std::function<double(int32_t)> & target, double draft, double draft_start = 0.0) {
     return {"", target, draft, 0.15, draft_start, 0.5 * draft};
 }
@@ -189,10 +197,7 @@ void test_batches_that_change_their_size() {
     for (const double change : {300.0, 700.0, 1000.0}) {
         Machine here = machine(h100, 0.0);
         here.change = change;
-        MeasuredCosts costs;
-        for (const int32_t n : {1, 2, 3, 4, 6, 8, 12}) {
-            costs.target.push_back({n, h100(n)});
-        }
+        MeasuredCosts costs = costs_of_h100();
         for (const double found : {0.1, 0.3, 0.7, 1.0}) {
             for (const double acceptance : {0.1, 0.3, 0.5, 0.7, 0.9}) {
                 std::vector<Text> texts = texts_of(acceptance, 8, 128);
@@ -223,10 +228,7 @@ void test_batches_that_change_their_size() {
 // A batch that is smaller because a text has ended is no sign that sizes change behind drafts.
 void test_texts_that_leave_are_no_drafts() {
     const Machine here = machine(h100, 0.0);
-    MeasuredCosts costs;
-    for (const int32_t n : {1, 2, 3, 4, 6, 8, 12}) {
-        costs.target.push_back({n, h100(n)});
-    }
+    MeasuredCosts costs = costs_of_h100();
     costs.change_us = 1000.0;
     const auto length_at = [&](int32_t n_accepted, bool has_left) {
         Governor governor = make(here, lookup, costs);

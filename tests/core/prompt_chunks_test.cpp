@@ -33,6 +33,14 @@ double longest(PromptChunks & chunks, const Machine & machine, int32_t & n, doub
     return most;
 }
 
+// Chunks of at most 512 tokens that may take 200 ms, on a machine whose steps without a prompt are known.
+PromptChunks of(const Machine & machine) {
+    PromptChunks chunks;
+    chunks.configure(512, 200'000);
+    chunks.observe(0, true, machine.us(1));
+    return chunks;
+}
+
 void test_without_a_limit_a_chunk_is_a_batch() {
     PromptChunks chunks;
     chunks.configure(512, 0);
@@ -63,10 +71,8 @@ void test_a_chunk_takes_what_it_may() {
 }
 
 void test_a_slow_step_may_be_doubled_and_a_chunk_has_its_least() {
-    PromptChunks chunks;
-    chunks.configure(512, 200'000);
     const Machine machine = {1e6, 20e3};
-    chunks.observe(0, true, machine.us(1));
+    PromptChunks chunks = of(machine);
     int32_t n = 0;
     const double us = longest(chunks, machine, n);
     assert(us > 1.9e6 && us < 2.2e6);
@@ -79,10 +85,8 @@ void test_a_slow_step_may_be_doubled_and_a_chunk_has_its_least() {
 }
 
 void test_a_prompts_last_tokens_say_little() {
-    PromptChunks chunks;
-    chunks.configure(512, 200'000);
     const Machine machine = {30e3, 1e3};
-    chunks.observe(0, true, machine.us(1));
+    PromptChunks chunks = of(machine);
     int32_t n = 0;
     longest(chunks, machine, n);
     for (int i = 0; i < 20; i++) {
@@ -92,10 +96,8 @@ void test_a_prompts_last_tokens_say_little() {
 }
 
 void test_one_slow_step_changes_little() {
-    PromptChunks chunks;
-    chunks.configure(512, 200'000);
     const Machine machine = {30e3, 1e3};
-    chunks.observe(0, true, machine.us(1));
+    PromptChunks chunks = of(machine);
     int32_t n = 0;
     longest(chunks, machine, n);
     chunks.observe(static_cast<size_t>(n), true, 30 * machine.us(n));

@@ -398,18 +398,6 @@ def test_nothing_is_tried_where_other_extra_buffers_crash(known, monkeypatch):
     assert "AMX crashes" in kernels.describe()
 
 
-def test_what_is_not_ours_is_named(known):
-    kinds, attention = _native.kernel_types(), kernel_findings.ATTENTION
-    for right, slower, said in (
-        ([*kinds, attention], (), f"ours for {len(kinds)} of {len(kinds)} weight types and attention"),
-        ([*kinds, attention], (30, attention), "weight types (not BF16), not for attention"),
-        ([kind for kind in kinds if kind not in (0, 30)], (), "weight types (not F32, BF16), not for attention"),
-        ([kinds[0], attention], (), f"ours for 1 of {len(kinds)} weight types and attention"),
-    ):
-        known(right=tuple(right), slower=slower, looks=sys.maxsize)  # often enough (conftest.py)
-        assert said in kernels.verdict().reason
-
-
 @pytest.mark.parametrize("isa", ["none", "sse"])
 def test_an_instruction_set_that_leaves_none_is_named(isa):
     code = "from pyfly_cpp.machine import kernels; print(kernels.verdict())"

@@ -123,14 +123,10 @@ def test_sleeping_threads_are_seen(policy, sleeps, monkeypatch):
 def test_a_busy_machine_is_told():
     idle = {"used_by_others": 0.1, "load_before": 9.0, "physical_cores": 4}
     assert disturbance(idle) is None
-    assert disturbance({**idle, "used_by_others": 1.32}) == (
-        "other programs were using 1.3 of 4 cores before the run; close them."
-    )
-    assert disturbance({**idle, "threads_sleep": True}) == (
-        "OMP_WAIT_POLICY is PASSIVE, so threads sleep while they wait for each other; unset it."
-    )
+    assert "1.3 of 4 cores" in disturbance({**idle, "used_by_others": 1.32})
+    assert "OMP_WAIT_POLICY" in disturbance({**idle, "threads_sleep": True})
     unseen = {**idle, "used_by_others": None}
-    assert disturbance(unseen) == "the load of this machine was 9.0 on 4 cores before the run; close other programs."
+    assert "9.0 on 4 cores" in disturbance(unseen)
     assert disturbance({**unseen, "load_before": 0.5}) is None
 
 

@@ -455,11 +455,6 @@ def test_sweeps_that_cannot_be(run, tmp_path, monkeypatch, arguments, words):
     refused(run(bench, *arguments), words)
 
 
-def test_the_command_of_earlier_versions_names_what_is_there_instead(run):
-    for more in ([], ["-m", "x.gguf", "--until-speed", 2], ["--help"]):
-        refused(run("tune", *more, models=False), "no longer there", "`bench --sweep margin`", "--write-preset")
-
-
 @pytest.fixture
 def heads(tiny):
     """Arguments that load the model with an MTP head of its own, and those of the other with an EAGLE-3 head."""

@@ -17,7 +17,7 @@ def line(item, setting, correct, tokens=100, seconds=1.0, group=None, **more):
         "detail": {"strict": correct, "status": "x"},
         "finish": "length" if more.get("cut") else "eog",
         "loop": False, "decode_tokens": tokens, "decode_seconds": seconds, "stats": stats,
-        "output": setting if more.get("own") else "same",
+        "output": more.get("output", setting if more.get("own") else "same"),
         "tokens": list(range(tokens)),
     }  # fmt: skip
 
@@ -51,16 +51,20 @@ def test_numbers():
     assert loose.also == {"strict": 11 / 20}
 
 
-def test_cut_answers_are_told():
-    table = summarise([line("1", name, False, cut=name == "plain") for name in SETTINGS], SETTINGS, 1)
-    assert [row.n_cut for row in table.rows] == [1, 0, 0]
-    assert any("cut at the limit of tokens, of 1: plain 1, exact 0" in note for note in report.task_notes(table))
-
-
-def test_exact_answers_that_differ_from_plain_ones_are_explained():
-    table = summarise([line("1", name, True, own=name == "plain") for name in SETTINGS], SETTINGS, 1)
-    assert any("plain and exact differ in 1 of 1 answers" in note for note in report.task_notes(table))
-    assert not any("differ in" in note for note in report.task_notes(summarise(lines(), SETTINGS, 20)))
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"cut": True}, "cut at the limit of tokens, of 1: plain 1, exact 0"),
+        ({"own": True}, "plain and exact differ in 1 of 1 answers"),
+        ({"output": " \n"}, "Every answer of plain is empty"),
+        ({}, None),
+    ],
+    ids=["cut", "other", "empty", "none"],
+)
+def test_what_is_odd_in_answers_is_noted(changes, said):
+    one = [line("1", name, True, **(changes if name == "plain" else {})) for name in SETTINGS]
+    notes = report.task_notes(summarise(one, SETTINGS, 1, "A task"))
+    assert any(said in note for note in notes) if said else not any("answers" in note for note in notes), notes
 
 
 def test_without_plain_nothing_is_compared_with_it():
@@ -101,10 +105,3 @@ def test_markdown_and_json():
     assert len({row.count("|") for row in rows}) == 1 and len(rows) == 5
     assert "- a fact" in page and "McNemar p = 1" in page
     assert json.dumps(table.as_dict(), allow_nan=False)
-
-
-def test_answers_that_are_all_empty_say_so():
-    silent = [{**row, "output": " \n"} if row["setting"] == "exact" else row for row in lines()]
-    (note,) = [note for note in report.task_notes(summarise(silent, SETTINGS, 20, "A task")) if "empty" in note]
-    assert note.startswith("Every answer of exact is empty") and "--chat-format" in note
-    assert not any("empty" in note for note in report.task_notes(summarise(lines(), SETTINGS, 20, "A task")))

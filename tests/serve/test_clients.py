@@ -8,8 +8,7 @@ The model is tiny and writes nonsense, so calls are required, and schemas leave 
 
 import asyncio
 import json
-from collections.abc import Iterable
-from typing import Literal, Union
+from typing import Literal
 
 import pytest
 from pydantic import BaseModel
@@ -30,12 +29,6 @@ class Total(BaseModel):
     """A total."""
 
     total: Literal[3, 4]
-
-
-class Word(BaseModel):
-    """A word."""
-
-    word: Literal["three", "four"]
 
 
 def add(a: Literal[1, 2], b: Literal[3]) -> int:
@@ -288,16 +281,6 @@ def test_instructor(openai_client, mode):
     parts = list(client.create_partial(**options))
     assert parts[0].total is None and parts[-1].total in (3, 4)
     assert all(one.total in (3, 4) for one in client.create_iterable(**options))
-
-
-def test_instructor_calls_several_at_once(openai_client):
-    instructor = needed("instructor")
-    client = instructor.from_openai(openai_client, mode=instructor.Mode.PARALLEL_TOOLS).chat.completions
-    found = list(client.create(
-        model="any", messages=MESSAGES, response_model=Iterable[Union[Total, Word]], max_tokens=400, max_retries=0,
-        extra_body={"tool_choice": "required", "parallel_tool_calls": True},
-    ))  # fmt: skip
-    assert found and all(isinstance(one, (Total, Word)) for one in found)
 
 
 def test_llm(base, tmp_path, monkeypatch):
