@@ -1,38 +1,31 @@
-"""Completions, from a prompt to the dictionaries of the base class.
+"""Completions, from a prompt to the dictionaries of the base class: of a `FlyLlama`, and of a `FlyBatch`.
 
-The loop is ours, since the base class's own gives another text than it should: of several stop strings the first of the
+They are ours, since the base class's own gives another text than it should: of several stop strings the first of the
 list wins, characters vanish at the end of a stream and from log-probabilities, tokens of more than 32 bytes everywhere,
 and a limit of tokens in the middle of a character is passed by.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import inspect
 import math
 import random
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import llama_cpp
 from llama_cpp import llama_chat_format
 from llama_cpp.llama import LogitsProcessorList, StoppingCriteriaList
 from llama_cpp.llama_grammar import LlamaGrammar
-from typing_extensions import Unpack
 
 from pyfly_cpp.engine.output import Logprobs, Output, Piece, Token, completion_logprobs, prompt_tokens
 from pyfly_cpp.engine.processors import bias_processor, listed
 from pyfly_cpp.engine.request import Request
-from pyfly_cpp.engine.request_limits import require_names, require_request
+from pyfly_cpp.engine.request_limits import require_request
 from pyfly_cpp.errors import ContextFullError
 from pyfly_cpp.grammar.response_format import named_tool
-from pyfly_cpp.llama.arguments import ChatArguments, CompletionArguments, described_by
-from pyfly_cpp.llama.drafting_llama import DraftingLlama
-from pyfly_cpp.llama.generation import Generation
 from pyfly_cpp.llama.prompting import chat_handler, hear_chat, only_formats
 from pyfly_cpp.llama.strict_grammars import with_strict_strings
 
@@ -41,78 +34,7 @@ _INFILL = 0
 _MARK = "\u263a"
 """Goes before a suffix, for a tokenizer that puts a space before a text; two tokens with that space."""
 
-_COMPLETE = inspect.signature(llama_cpp.Llama.create_completion)
-
 Chunk = dict[str, Any]
-
-
-class CompletingLlama(DraftingLlama):
-    """A `DraftingLlama` that completes."""
-
-    @described_by(llama_cpp.Llama.create_chat_completion)
-    def create_chat_completion(self, messages: Sequence[Any], *more: Any, **arguments: Unpack[ChatArguments]) -> Any:
-        return super().create_chat_completion(**self.chat_arguments(messages, *more, **arguments))
-
-    @described_by(llama_cpp.Llama.create_completion)
-    def create_completion(self, prompt: str | list[int], *more: Any, **arguments: Unpack[CompletionArguments]) -> Any:
-        require_names("create_completion", _COMPLETE, arguments)
-        return super().create_completion(prompt, *more, **arguments)
-
-    @described_by(llama_cpp.Llama.__call__)
-    def __call__(self, prompt: str | list[int], *more: Any, **arguments: Unpack[CompletionArguments]) -> Any:
-        return self.create_completion(prompt, *more, **arguments)
-
-    def write(self, prompt: str | list[int], **arguments: Any) -> Generator[Piece, None, None]:
-        """The pieces of a completion, each with its tokens, as they come; ended early by `close()`.
-
-        Args:
-            prompt, **arguments: As of `create_completion`.
-
-        Raises:
-            ContextFullError: the prompt leaves no room for an answer.
-        """
-        return self._run(Completion(self, prompt, **arguments))
-
-    def write_chat(self, messages: Sequence[Any], **arguments: Any) -> Generator[Piece, None, None]:
-        """The pieces of the first completion of a chat (most formats have one); as of `create_chat_completion`."""
-        return self._run(Chat(self, self.chat_arguments(messages, **arguments)))
-
-    def _create_completion(self, prompt: str | list[int], *, stream: bool = False, **arguments: Any) -> Iterator[Any]:
-        """The base class's completion: yields its chunks, or one response. Raises as `write` does."""
-        completion = Completion(self, prompt, stream=stream, **arguments)
-        if self.verbose:
-            self._ctx.reset_timings()
-        self._load_cached(completion.prompt)
-        tell, pieces = completion.new_stream(), list[Piece]()
-        with contextlib.closing(self._run(completion)) as run:
-            for piece in run:
-                if not stream:
-                    pieces.append(piece)
-                    continue
-                yield from tell(piece)
-        if self.verbose:
-            self._ctx.print_timings()
-        if self.cache:
-            self.cache[[*completion.prompt, *completion.request.tokens[: completion.output.n_tokens]]] = (
-                self.save_state()
-            )
-        if not stream:
-            yield completion.response(pieces)
-
-    def _run(self, completion: Completion) -> Generator[Piece, None, None]:
-        return Generation(self, completion.request, next_seed=completion.next_seed).run()
-
-    def _load_cached(self, prompt: list[int]) -> None:
-        """Loads the state of the cache, if there is one that serves the prompt better than the context does."""
-        if self.cache:
-            with contextlib.suppress(KeyError):
-                state = self.cache[prompt]
-                if self.why_not_usable(state) is not None:
-                    return
-                evaluated = (state.input_ids[: state.n_tokens], self._input_ids)
-                lengths = [self.longest_token_prefix(ids.tolist(), prompt) for ids in evaluated]
-                if lengths[0] > lengths[1]:
-                    self.load_state(state)
 
 
 class Completion:
@@ -257,7 +179,7 @@ class Chat(Completion):
         return only_formats(chat_handler(llm))
 
     def __init__(self, llm: Any, arguments: Mapping[str, Any]) -> None:
-        """Arguments of `create_chat_completion`, with their defaults, of a `CompletingLlama`."""
+        """Arguments of `create_chat_completion`, with their defaults, of a `FlyLlama`."""
         has_tools = arguments.get("tools") is not None or arguments.get("functions") is not None
         tool = named_tool(arguments) if has_tools else None
         self._convert: Callable[..., Any] = llama_chat_format._convert_completion_to_chat

@@ -4,22 +4,24 @@ A subclass: chat formats, tools, grammars, caches, embeddings and `from_pretrain
 replaces `generate` (the native steps of `csrc/batch.cpp`), the loop of a completion (`engine/output.py` makes
 its text), and saving and loading of states.
 
-Here are its sequence, the start of a generation, and its results; loading is in `guarded_llama.py`, what drafts in
-`drafting_llama.py`, completions in `completions.py`, the loop around the steps in `generation.py`. What is not the base
-class's, a loaded model and its native objects, is in `engine/`.
+Here are its sequence, the start of a generation or completion, and its results; loading is in `guarded_llama.py`, what
+drafts in `drafting_llama.py`, the text of a completion in `completions.py`, the loop around the steps in
+`generation.py`. What is not the base class's, a loaded model and its native objects, is in `engine/`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import inspect
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import llama_cpp
 from llama_cpp.llama import LlamaState
+from typing_extensions import Unpack
 
 from pyfly_cpp.decoding import OF_REQUEST
 from pyfly_cpp.decoding.presets import load_preset
@@ -32,15 +34,18 @@ from pyfly_cpp.engine.request_limits import require_names
 from pyfly_cpp.engine.stats import Stats
 from pyfly_cpp.errors import ContextFullError
 from pyfly_cpp.llama import states
-from pyfly_cpp.llama.completions import CompletingLlama
+from pyfly_cpp.llama.arguments import ChatArguments, CompletionArguments, described_by
+from pyfly_cpp.llama.completions import Chat, Completion
+from pyfly_cpp.llama.drafting_llama import DraftingLlama
 from pyfly_cpp.llama.generation import Generation
 from pyfly_cpp.machine.files import files_of_model, fingerprint
 
 _GENERATE = inspect.signature(llama_cpp.Llama.generate)
+_COMPLETE = inspect.signature(llama_cpp.Llama.create_completion)
 _SAMPLE = inspect.signature(llama_cpp.Llama.sample)
 
 
-class FlyLlama(CompletingLlama):
+class FlyLlama(DraftingLlama):
     """A drop-in `llama_cpp.Llama` with speculative decoding, exact or loose.
 
     Without `drafter` it decodes plainly. Two lines that speculate:
@@ -236,3 +241,70 @@ class FlyLlama(CompletingLlama):
     def run(self, request: Request) -> list[Piece]:
         """Runs a request that has an output to its end; raises as `generate` does."""
         return list(Generation(self, request).run())
+
+    # ---- Completions -------------------------------------------------------------------------------------------------
+
+    @described_by(llama_cpp.Llama.create_chat_completion)
+    def create_chat_completion(self, messages: Sequence[Any], *more: Any, **arguments: Unpack[ChatArguments]) -> Any:
+        return super().create_chat_completion(**self.chat_arguments(messages, *more, **arguments))
+
+    @described_by(llama_cpp.Llama.create_completion)
+    def create_completion(self, prompt: str | list[int], *more: Any, **arguments: Unpack[CompletionArguments]) -> Any:
+        require_names("create_completion", _COMPLETE, arguments)
+        return super().create_completion(prompt, *more, **arguments)
+
+    @described_by(llama_cpp.Llama.__call__)
+    def __call__(self, prompt: str | list[int], *more: Any, **arguments: Unpack[CompletionArguments]) -> Any:
+        return self.create_completion(prompt, *more, **arguments)
+
+    def write(self, prompt: str | list[int], **arguments: Any) -> Generator[Piece, None, None]:
+        """The pieces of a completion, each with its tokens, as they come; ended early by `close()`.
+
+        Args:
+            prompt, **arguments: As of `create_completion`.
+
+        Raises:
+            ContextFullError: the prompt leaves no room for an answer.
+        """
+        return self._run(Completion(self, prompt, **arguments))
+
+    def write_chat(self, messages: Sequence[Any], **arguments: Any) -> Generator[Piece, None, None]:
+        """The pieces of the first completion of a chat (most formats have one); as of `create_chat_completion`."""
+        return self._run(Chat(self, self.chat_arguments(messages, **arguments)))
+
+    def _create_completion(self, prompt: str | list[int], *, stream: bool = False, **arguments: Any) -> Iterator[Any]:
+        """The base class's completion: yields its chunks, or one response. Raises as `write` does."""
+        completion = Completion(self, prompt, stream=stream, **arguments)
+        if self.verbose:
+            self._ctx.reset_timings()
+        self._load_cached(completion.prompt)
+        tell, pieces = completion.new_stream(), list[Piece]()
+        with contextlib.closing(self._run(completion)) as run:
+            for piece in run:
+                if not stream:
+                    pieces.append(piece)
+                    continue
+                yield from tell(piece)
+        if self.verbose:
+            self._ctx.print_timings()
+        if self.cache:
+            self.cache[[*completion.prompt, *completion.request.tokens[: completion.output.n_tokens]]] = (
+                self.save_state()
+            )
+        if not stream:
+            yield completion.response(pieces)
+
+    def _run(self, completion: Completion) -> Generator[Piece, None, None]:
+        return Generation(self, completion.request, next_seed=completion.next_seed).run()
+
+    def _load_cached(self, prompt: list[int]) -> None:
+        """Loads the state of the cache, if there is one that serves the prompt better than the context does."""
+        if self.cache:
+            with contextlib.suppress(KeyError):
+                state = self.cache[prompt]
+                if self.why_not_usable(state) is not None:
+                    return
+                evaluated = (state.input_ids[: state.n_tokens], self._input_ids)
+                lengths = [self.longest_token_prefix(ids.tolist(), prompt) for ids in evaluated]
+                if lengths[0] > lengths[1]:
+                    self.load_state(state)
