@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from pyfly_cpp.decoding.gates import parse_gate
 from pyfly_cpp.decoding.windows import parse_window
 from pyfly_cpp.serve.api_errors import bad_request
 from pyfly_cpp.serve.grammars import Constraint
+from pyfly_cpp.serve.requests import RequestBody, SharedFields
 
 _SEEDS = 2**32 - 1
 """The largest 32-bit number asks llama.cpp for a seed of its own."""
@@ -66,10 +67,10 @@ class AnswerRequest:
         return self.grammar is not None or bool(self.logit_bias or self.new_processor) or any(penalties)
 
 
-def read_decoding(body: Mapping[str, Any], header: str | None, own: Decoding) -> Decoding:
+def read_decoding(body: RequestBody, header: str | None, own: Decoding) -> Decoding:
     """How a request decodes: by its fields, and without them by the header `X-Pyfly: gate=...;
     draft-max=...`, and else as the server does. Raises ApiError."""
-    given = {**_read_header(header), **{name: body[name] for name in _RULE if body.get(name) is not None}}
+    given = {**_read_header(header), **_set(body, _RULE)}
     try:
         gate = None if "gate" not in given else parse_gate(given["gate"])
         window = None if "window" not in given else parse_window(given["window"])
@@ -81,6 +82,11 @@ def read_decoding(body: Mapping[str, Any], header: str | None, own: Decoding) ->
 
 
 _RULE = ("gate", "window", "draft_max", "speculative")
+
+
+def _set(body: RequestBody, names: Iterable[str]) -> dict[str, Any]:
+    """The fields of these names that a body sets."""
+    return {name: value for name in names if (value := getattr(body, name)) is not None}
 
 
 def _read_header(text: str | None) -> dict[str, Any]:
@@ -110,10 +116,10 @@ def written(decoding: Decoding) -> str:
     return str(decoding if decoding.is_plain else Decoding(decoding.gate, decoding.window))
 
 
-def read_sampling(body: Mapping[str, Any], defaults: Mapping[str, float]) -> dict[str, Any]:
+def read_sampling(body: SharedFields, defaults: Mapping[str, float]) -> dict[str, Any]:
     """Arguments of `generate`."""
-    given = {**defaults, **{name: body[name] for name in SAMPLING if body.get(name) is not None}}
-    out = {}
+    given = {**defaults, **_set(body, SAMPLING)}
+    out: dict[str, Any] = {}
     for name, value in given.items():
         out[SAMPLING[name]] = int(value) if name in _INTEGERS else float(value)
     return out
@@ -124,24 +130,22 @@ def settings_of(sampling: Mapping[str, Any]) -> dict[str, Any]:
     return {name: sampling[argument] for name, argument in SAMPLING.items() if argument in sampling}
 
 
-def read_seeds(body: Mapping[str, Any], n: int, own: int | None) -> list[int]:
+def read_seeds(seed: int | None, n: int, own: int | None) -> list[int]:
     """A seed for each of n texts: of the first the given one or the server's own, then the next; without one (or with
     -1) any."""
-    seed = body.get("seed")
     seed = own if seed is None else seed
     first = secrets.randbelow(_SEEDS) if seed is None or seed == -1 else int(seed)
     return [(first + i) % _SEEDS for i in range(n)]
 
 
-def read_stop(body: Mapping[str, Any], own: list[str]) -> tuple[str, ...]:
+def read_stop(stop: str | list[str] | None, own: list[str]) -> tuple[str, ...]:
     """Texts that end an answer: the request's and the chat format's."""
-    stop = body.get("stop") or []
-    texts = [stop] if isinstance(stop, str) else stop
+    texts = [stop] if isinstance(stop, str) and stop else stop or ()
     return tuple(dict.fromkeys((*texts, *own)))
 
 
 def read_logit_bias(
-    body: Mapping[str, Any], n_vocab: int, tokens_of: Callable[[str], Sequence[int]], forbidden: Sequence[int]
+    body: SharedFields, n_vocab: int, tokens_of: Callable[[str], Sequence[int]], forbidden: Sequence[int]
 ) -> tuple[tuple[int, float], ...]:
     """Numbers added to the logits of tokens.
 
@@ -152,7 +156,7 @@ def read_logit_bias(
     Raises:
         ApiError: one is no token.
     """
-    given = body.get("logit_bias") or {}
+    given: Any = body.logit_bias or {}
     out: dict[int, float] = {}
     for key, bias in given.items() if isinstance(given, dict) else given:
         if isinstance(bias, str) or isinstance(key, (bool, float)) or abs(bias) > 100:

@@ -24,6 +24,7 @@ from pyfly_cpp.serve.answer_requests import (
 )
 from pyfly_cpp.serve.api_errors import ApiError, bad_request
 from pyfly_cpp.serve.grammars import Constraint
+from pyfly_cpp.serve.requests import NumberedFields
 from pyfly_cpp.serve.served_model import Model
 from pyfly_cpp.serve.settings import Settings
 from pyfly_cpp.serve.timings import Progress, Timings
@@ -74,17 +75,17 @@ class Shared:
     tells_ids = False
     """Whether log-probabilities have the ids of their tokens."""
 
-    def __init__(self, model: Model, settings: Settings, body: Mapping[str, Any], decoding: Decoding) -> None:
+    def __init__(self, model: Model, settings: Settings, body: NumberedFields, decoding: Decoding) -> None:
         self.model = model
         self.settings = settings
         self.body = body
         self.decoding = decoding
-        self.n = int(body.get("n") or 1)
+        self.n = body.n or 1
         """Texts of each prompt."""
-        self.stream = bool(body.get("stream"))
-        self.tells_progress = bool(body.get("return_progress"))
-        self.with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
-        self.with_records = bool(body.get("records"))
+        self.stream = bool(body.stream)
+        self.tells_progress = bool(body.return_progress)
+        self.with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+        self.with_records = bool(body.records)
         self.requests: list[AnswerRequest] = []
         self.headers: dict[str, str] = {}
         self.n_prompt_tokens = 0
@@ -108,11 +109,11 @@ class Shared:
             raise bad_request(f"draft_max must be less than {n_batch}, not {k}.", "draft_max")
         sampling = read_sampling(body, self.settings.sampling)
         model = self.model
-        texts_of_stop = read_stop(body, stop)
-        forbidden = model.ends if body.get("ignore_eos") else ()
+        texts_of_stop = read_stop(body.stop, stop)
+        forbidden = model.ends if body.ignore_eos else ()
         bias = read_logit_bias(body, model.n_vocab, lambda text: model.tokenize(text, False, False), forbidden)
-        seeds = read_seeds(body, self.n, self.settings.seed)
-        milliseconds = int(body.get("t_max_predict_ms") or 0)
+        seeds = read_seeds(body.seed, self.n, self.settings.seed)
+        milliseconds = body.t_max_predict_ms or 0
         line_seconds = milliseconds / 1e3 if milliseconds > 0 else None
         for prompt in prompts:
             room = _require_room(prompt, self.model)
@@ -130,8 +131,7 @@ class Shared:
 
     def most_tokens(self, default: int) -> int | None:
         """The longest answer that the request asks for; None: as the context allows."""
-        names = ("max_completion_tokens", "max_tokens", "n_predict")
-        n = next((int(self.body[name]) for name in names if self.body.get(name) is not None), default)
+        n = default if self.body.most_tokens is None else self.body.most_tokens
         return None if n < 0 else n
 
     def require_few(self, n_prompts: int) -> None:
@@ -156,7 +156,7 @@ class Shared:
 
     def told_times(self, i: int) -> dict[str, Any]:
         """The field `timings` of an event, if events are to have it."""
-        return {"timings": self.timings[i].as_dict()} if self.body.get("timings_per_token") else {}
+        return {"timings": self.timings[i].as_dict()} if self.body.timings_per_token else {}
 
     def usage(self) -> dict[str, Any]:
         """The tokens of all prompts, each once, and of all answers."""
@@ -236,15 +236,15 @@ def _require_room(prompt: Sequence[int], model: Model) -> int:
     return room
 
 
-def read_format(body: Mapping[str, Any]) -> Constraint | None:
+def read_format(body: NumberedFields) -> Constraint | None:
     """What the answer must follow: the request's grammar, or its format. Raises ApiError: both, or no schema."""
-    given, param = body.get("response_format"), "response_format"
-    if body.get("json_schema") is not None:
+    given, param = None if body.response_format is None else body.response_format.raw, "response_format"
+    if body.json_schema is not None:
         if given is not None:
             raise bad_request(f"give either json_schema or {param}, not both.", "json_schema")
-        given, param = {"type": "json_schema", "json_schema": {"schema": body["json_schema"]}}, "json_schema"
+        given, param = {"type": "json_schema", "json_schema": {"schema": body.json_schema}}, "json_schema"
     kind = "text" if given is None else given["type"]
-    grammar = body.get("grammar") or None
+    grammar = body.grammar or None
     if kind == "text":
         return None if grammar is None else Constraint("gbnf", grammar, "grammar")
     if grammar is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,13 @@ from pyfly_cpp.serve import requests
 from pyfly_cpp.serve.answer_requests import read_decoding, read_sampling, settings_of, written
 from pyfly_cpp.serve.answers import Answer, Event, system_fingerprint
 from pyfly_cpp.serve.api_errors import ApiError, bad_request, internal, stopping
-from pyfly_cpp.serve.chat import ChatAnswer
+from pyfly_cpp.serve.chat import chat_completion
 from pyfly_cpp.serve.embeddings import Embeddings
 from pyfly_cpp.serve.messages import Message, as_chat
 from pyfly_cpp.serve.native import Infill, Native
 from pyfly_cpp.serve.openapi import describe
 from pyfly_cpp.serve.pages import Pages
-from pyfly_cpp.serve.prompt_reading import ChatPrompt
+from pyfly_cpp.serve.prompt_reading import ChatInput, ChatPrompt, input_of
 from pyfly_cpp.serve.responses import Response as ResponseAnswer
 from pyfly_cpp.serve.security import OWNER, App, client_of, guarded, refuse
 from pyfly_cpp.serve.service import Service
@@ -59,7 +59,7 @@ def make_app(service: Service) -> App:
 
     app = Starlette(
         routes=[
-            *(post(f"{root}/chat/completions", ChatAnswer, requests.ChatRequest) for root in ("/v1", "")),
+            *(post(f"{root}/chat/completions", chat_completion, requests.ChatRequest) for root in ("/v1", "")),
             post("/v1/completions", TextAnswer, requests.CompletionRequest),
             *(post(path, Native, requests.NativeRequest) for path in ("/completion", "/completions")),
             post("/infill", Infill, requests.InfillRequest),
@@ -170,16 +170,15 @@ class _Answers(_Checked):
         """Answers with the tokens of a request."""
         service = self.service
         given = await service.body(request, self._model)
-        fields = self._model.model_fields
-        body = {name: value for name, value in given.value.items() if name in fields}
+        body, fields = given.body, self._model.model_fields
         decoding = read_decoding(body, request.headers.get("x-pyfly"), service.model.decoding)
         if service.turns.is_closed:
             raise stopping()
         if service.log.wants_texts:
-            more["request"] = given.value
+            more["request"] = given.body.raw
         answer = await service.understand(request, given, self._kind, service.model, service.settings, body, decoding)
         answer.requests = [replace(one, owner=scope.get(OWNER, 0)) for one in answer.requests]
-        unknown = [name for name, value in given.value.items() if value is not None and name not in fields]
+        unknown = [name for name, value in body.raw.items() if value is not None and name not in fields]
         if unknown:
             answer.headers["X-Pyfly-Ignored"] = header_of(unknown)
         texts = [""] * len(answer.requests)
@@ -245,9 +244,9 @@ class _Embeddings(_Checked):
         if service.embedder is None:
             raise ApiError(501, "this server has no embeddings; start it with --embeddings.", code="not_supported")
         if service.log.wants_texts:
-            more["request"] = given.value
+            more["request"] = given.body.raw
         is_native = self._path == "/embeddings"
-        how = (service.model, service.embedder, service.settings, given.value, is_native)
+        how = (service.model, service.embedder, service.settings, given.body, is_native)
         wanted = await service.understand(request, given, Embeddings, *how)
         whole = await while_there(receive, self._whole(wanted))
         await Whole(portions(whole))(scope, receive, send)
@@ -314,19 +313,18 @@ class _Routes:
     async def tokenize(self, request: Request) -> App:
         """POST /tokenize."""
         given = await self._service.body(request, requests.TokenizeRequest)
-        body, model = given.value, self._service.model
-        if body.get("content") is not None:  # as llama.cpp's clients ask
-            text = body["content"]
-            special, add_bos = body.get("parse_special") is not False, body.get("add_special") is True
-        elif body.get("prompt") is not None:
-            text, special, add_bos = body["prompt"], True, body.get("add_special_tokens") is not False
+        body, model = given.body, self._service.model
+        if body.content is not None:  # as llama.cpp's clients ask
+            text, special, add_bos = body.content, body.parse_special is not False, body.add_special is True
+        elif body.prompt is not None:
+            text, special, add_bos = body.prompt, True, body.add_special_tokens is not False
         else:
             raise bad_request("prompt is missing.", "prompt")
 
         def parts() -> list[bytes | bytearray]:
             tokens = model.tokenize(text, special, add_bos)
             told: Iterable[Any] = tokens
-            if body.get("with_pieces"):
+            if body.with_pieces:
                 told = ({"id": token, "piece": _shown(model.vocabulary.piece(token, True))} for token in tokens)
             return portions({"tokens": Entries(told), "count": len(tokens), "max_model_len": model.batch.n_ctx})
 
@@ -343,7 +341,7 @@ class _Routes:
         model = self._service.model
 
         def text() -> str:
-            return model.text(model.known(given.value["tokens"], "tokens"), True)
+            return model.text(model.known(given.body.tokens, "tokens"), True)
 
         found = await self._service.understand(request, given, text)
         return JSONResponse({"prompt": found, "content": found})
@@ -358,21 +356,21 @@ class _Routes:
 
     async def _prompt(
         self, request: Request, fields: type[requests.RequestBody] = requests.ChatRequest,
-        read: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict,
+        read: Callable[[Any], ChatInput] = input_of,
     ) -> ChatPrompt:  # fmt: skip
-        """The prompt of a chat; `read`: what makes a chat request of these fields."""
+        """The prompt of a chat; `read`: what makes a chat of a body with these fields."""
         service = self._service
         given = await service.body(request, fields)
 
         def prompt() -> ChatPrompt:
-            return ChatPrompt(service.model, service.settings, read(given.value))
+            return ChatPrompt(service.model, service.settings, read(given.body))
 
         return await service.understand(request, given, prompt)
 
     async def props(self, _: Request) -> Response:
         """GET /props."""
         service, model = self._service, self._service.model
-        sampling = settings_of(read_sampling({}, service.settings.sampling))
+        sampling = settings_of(read_sampling(requests.SharedFields.model_validate({}), service.settings.sampling))
         most = service.settings.default_max_tokens or -1
         seed = _ANY_SEED if service.settings.seed is None else service.settings.seed
         info = model.tokenizer_info()

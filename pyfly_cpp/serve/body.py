@@ -6,7 +6,8 @@ import asyncio
 import functools
 import json
 import re
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from pydantic import ValidationError
@@ -15,9 +16,11 @@ from starlette.requests import ClientDisconnect, Request
 
 from pyfly_cpp.serve.api_errors import ApiError, bad_request
 from pyfly_cpp.serve.reading import Reading
-from pyfly_cpp.serve.requests import RequestBody as Model
+from pyfly_cpp.serve.requests import RequestBody
 from pyfly_cpp.serve.settings import RequestLimits
 from pyfly_cpp.serve.streams import while_there
+
+T = TypeVar("T", bound=RequestBody)
 
 _MOST_AT_ONCE = 4096
 """Bytes that are read in the event loop, where everybody waits for it."""
@@ -37,15 +40,16 @@ _STEPS = np.zeros(256, dtype=np.int8)
 _STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
 
 
-class Body(NamedTuple):
-    """The object that a request consists of."""
+@dataclass(frozen=True)
+class Received(Generic[T]):
+    """What a client has sent."""
 
-    value: dict[str, Any]
+    body: T
     n_bytes: int
     """As it came."""
 
 
-async def read_json(request: Request, limits: RequestLimits, reading: Reading, model: type[Model]) -> Body:
+async def read_json(request: Request, limits: RequestLimits, reading: Reading, model: type[T]) -> Received[T]:
     """Reads a request.
 
     Raises:
@@ -59,21 +63,19 @@ async def read_json(request: Request, limits: RequestLimits, reading: Reading, m
     except ClientDisconnect:
         raise ApiError(499, "the client has left.") from None
     understand = functools.partial(_understand, content, limits, model)
-    value = understand() if len(content) <= _MOST_AT_ONCE \
+    body = understand() if len(content) <= _MOST_AT_ONCE \
         else await while_there(request.receive, reading.run(len(content), understand))  # fmt: skip
-    return Body(value, len(content))
+    return Received(body, len(content))
 
 
-def _understand(content: bytes, limits: RequestLimits, model: type[Model]) -> dict[str, Any]:
-    value = parse(content, limits.max_depth)
-    check(model, value)
-    return value
+def _understand(content: bytes, limits: RequestLimits, model: type[T]) -> T:
+    return check(model, parse(content, limits.max_depth))
 
 
-def check(model: type[Model], value: dict[str, Any]) -> None:
-    """Raises ApiError 400, with the path of what is wrong, unless the model takes the value."""
+def check(model: type[T], value: dict[str, Any]) -> T:
+    """The body that a value is. Raises ApiError 400, with the path of what is wrong, unless the model takes it."""
     try:
-        model.model_validate(value)
+        return model.model_validate(value)
     except ValidationError as failure:
         errors = failure.errors(include_url=False, include_context=False)
         found = [(_keys(error, value), error) for error in errors if error["loc"][0] == errors[0]["loc"][0]]

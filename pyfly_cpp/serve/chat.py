@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from pyfly_cpp.decoding import Decoding
@@ -10,7 +10,8 @@ from pyfly_cpp.engine.output import Piece
 from pyfly_cpp.serve.answers import Event, Shared, Told
 from pyfly_cpp.serve.api_errors import bad_request
 from pyfly_cpp.serve.calls import CallReader
-from pyfly_cpp.serve.prompt_reading import ChatPrompt
+from pyfly_cpp.serve.prompt_reading import ChatInput, ChatPrompt, input_of
+from pyfly_cpp.serve.requests import ChatRequest
 from pyfly_cpp.serve.served_model import Model
 from pyfly_cpp.serve.settings import Settings
 from pyfly_cpp.serve.thoughts import Budget, ThoughtReader
@@ -24,17 +25,18 @@ class ChatAnswer(Shared):
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
-    def __init__(self, model: Model, settings: Settings, body: Mapping[str, Any], decoding: Decoding) -> None:
+    def __init__(self, model: Model, settings: Settings, given: ChatInput, decoding: Decoding) -> None:
+        body = given.body
         super().__init__(model, settings, body, decoding)
-        self.prompt = prompt = ChatPrompt(model, settings, body)
-        self._verbose = {"__verbose": {"prompt": prompt.text}} if body.get("verbose") else {}
-        self.reads_thoughts = body.get("reasoning_format") != "none" and prompt.grammar is None
+        self.prompt = prompt = ChatPrompt(model, settings, given)
+        self._verbose = {"__verbose": {"prompt": prompt.text}} if body.verbose else {}
+        self.reads_thoughts = body.reasoning_format != "none" and prompt.grammar is None
         max_tokens = self.most_tokens(settings.default_max_tokens or -1)
-        top = int(body.get("top_logprobs") or 0)
-        if top and not body.get("logprobs"):
+        top = body.top_logprobs or 0
+        if top and not body.logprobs:
             raise bad_request("top_logprobs needs logprobs: true.", "top_logprobs")
         self.ask(
-            [prompt.tokens], max_tokens, prompt.stop, prompt.grammar, top if body.get("logprobs") else None,
+            [prompt.tokens], max_tokens, prompt.stop, prompt.grammar, top if body.logprobs else None,
             new_processor=None if prompt.budget is None or prompt.grammar is not None else self._ending(prompt.budget),
             shown=model.marker_tokens,
         )  # fmt: skip
@@ -68,6 +70,11 @@ class ChatAnswer(Shared):
     def whole(self) -> Event:
         """All choices."""
         return {**self.response([choice.whole() for choice in self._choices]), **self._verbose}
+
+
+def chat_completion(model: Model, settings: Settings, body: ChatRequest, decoding: Decoding) -> ChatAnswer:
+    """The answer to a body of /v1/chat/completions. Raises ApiError: the request cannot be served."""
+    return ChatAnswer(model, settings, input_of(body), decoding)
 
 
 class _Choice:

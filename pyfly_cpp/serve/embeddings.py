@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy.typing as npt
 from pyfly_cpp.serve.api_errors import bad_request
 from pyfly_cpp.serve.contents import listed
 from pyfly_cpp.serve.embedder import Embedder
+from pyfly_cpp.serve.requests import EmbeddingRequest
 from pyfly_cpp.serve.served_model import Model
 from pyfly_cpp.serve.settings import Settings
 from pyfly_cpp.serve.written import Entries
@@ -21,7 +21,7 @@ class Embeddings:
     """A request that was understood: its texts, and the response that is made of their vectors one by one."""
 
     def __init__(
-        self, model: Model, embedder: Embedder, settings: Settings, body: Mapping[str, Any], is_native: bool
+        self, model: Model, embedder: Embedder, settings: Settings, body: EmbeddingRequest, is_native: bool
     ) -> None:
         """`is_native`: whether the response is that of llama.cpp's /embeddings: a list, each vector a list of rows.
 
@@ -32,14 +32,14 @@ class Embeddings:
         self._is_native = is_native
         if embedder.pooling == "none" and not is_native:
             raise bad_request("this server does not pool, which the protocol has no word for; ask at /embeddings.")
-        self._is_base64 = body.get("encoding_format") == "base64"
+        self._is_base64 = body.encoding_format == "base64"
         self._data, self._n = Entries(), 0
-        if body.get("dimensions") not in (None, embedder.n_embd):
+        if body.dimensions not in (None, embedder.n_embd):
             raise bad_request(
                 f"the vectors of this model have {embedder.n_embd} numbers, not fewer; leave dimensions out.",
                 "dimensions",
             )
-        given, most = listed(body["input"]), settings.limits.max_inputs
+        given, most = listed(body.input), settings.limits.max_inputs
         if len(given) > most:
             raise bad_request(f"input has {len(given)} entries; at most {most} are allowed.", "input")
         self.texts = [model.read(one, "input", special=False) for one in given]

@@ -8,9 +8,9 @@ twice the answer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from pyfly_cpp.serve.requests import InfillRequest, _Extra
 from pyfly_cpp.serve.served_model import Model
 
 _NEAR = 2048
@@ -20,7 +20,7 @@ _PROJECT, _FILE = "project\n", "file\n"
 """The names that are written for the project, and for the file with the gap."""
 
 
-def infill_prompt(model: Model, body: Mapping[str, Any], n_answer: int | None) -> list[int]:
+def infill_prompt(model: Model, body: InfillRequest, n_answer: int | None) -> list[int]:
     """The tokens of the prompt.
 
     Args:
@@ -33,11 +33,11 @@ def infill_prompt(model: Model, body: Mapping[str, Any], n_answer: int | None) -
     n_ctx = model.batch.n_ctx
     room = max(2, n_ctx // 4 if n_answer is None else min(n_answer, n_ctx // 4))
     near = max(0, min(_NEAR, n_ctx - room - 2))  # without a token to begin with, and the last one
-    begun = model.plain_tokens(body.get("prompt") or "")
+    begun = model.plain_tokens(body.prompt or "")
     n_prefix, n_suffix = 3 * (near // 4), max(0, near // 4 - 2 - len(begun))
-    before = _end(model, body["input_prefix"], n_prefix)
-    behind = model.plain_tokens(body["input_suffix"][: _MOST_CHARACTERS * n_suffix])[:n_suffix]
-    others = _others(model, body.get("input_extra") or [], max(0, n_ctx - near - 2 * room))
+    before = _end(model, body.input_prefix, n_prefix)
+    behind = model.plain_tokens(body.input_suffix[: _MOST_CHARACTERS * n_suffix])[:n_suffix]
+    others = _others(model, body.input_extra or [], max(0, n_ctx - near - 2 * room))
     return model.infill([*before, *begun], behind, others)
 
 
@@ -45,7 +45,7 @@ def _end(model: Model, text: str, n: int) -> list[int]:
     return model.plain_tokens(text[-_MOST_CHARACTERS * n :])[-n:] if n > 0 else []
 
 
-def _others(model: Model, pieces: Sequence[Mapping[str, Any]], n: int) -> list[int]:
+def _others(model: Model, pieces: Sequence[_Extra], n: int) -> list[int]:
     """The last n tokens of the pieces of other files, as models with tokens for that were trained on them."""
     if not pieces or n <= 0:
         return []
@@ -55,7 +55,7 @@ def _others(model: Model, pieces: Sequence[Mapping[str, Any]], n: int) -> list[i
     for piece in reversed(pieces):
         if len(out) >= n:
             break
-        name, text = piece.get("filename") or "", f"{piece['text']}\n"
+        name, text = piece.filename or "", f"{piece.text}\n"
         out = [*mark, *model.plain_tokens(f"{name}\n"), *_end(model, text, n), *out]
     begun = [repository, *model.plain_tokens(_PROJECT)] if repository >= 0 else []
     return [*begun, *out][-n:]

@@ -13,6 +13,8 @@ from pyfly_cpp.serve.answers import Event
 from pyfly_cpp.serve.api_errors import ApiError, bad_request
 from pyfly_cpp.serve.chat import ChatAnswer
 from pyfly_cpp.serve.contents import read_content
+from pyfly_cpp.serve.prompt_reading import ChatInput
+from pyfly_cpp.serve.requests import ChatRequest, CountRequest, MessageRequest, _AnthropicMessage
 from pyfly_cpp.serve.served_model import Model
 from pyfly_cpp.serve.settings import Settings
 from pyfly_cpp.serve.timings import Progress
@@ -29,8 +31,8 @@ class Message:
     is_named, is_marked = True, False
     tells_progress = False
 
-    def __init__(self, model: Model, settings: Settings, body: Mapping[str, Any], decoding: Decoding) -> None:
-        if body.get("thread") is not None:
+    def __init__(self, model: Model, settings: Settings, body: MessageRequest, decoding: Decoding) -> None:
+        if body.thread is not None:
             # By these details, Anthropic's client knows that it has to send the whole conversation.
             unsupported = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
             raise bad_request("nothing is stored here, so there are no threads; send the whole conversation.", "thread",
@@ -39,13 +41,13 @@ class Message:
         self._name = settings.name
         self.requests: list[AnswerRequest] = self._chat.requests
         self.headers = self._chat.headers
-        self.stream = bool(body.get("stream"))
+        self.stream = bool(body.stream)
         self._id = f"msg_{uuid.uuid4().hex}"
         self._content: list[dict[str, Any]] = []
         self._is_open = False  # the last block
         self._arguments = ""  # of the last call
         self._finish: str | None = None
-        self._stop_sequences = body.get("stop_sequences") or ()
+        self._stop_sequences = body.stop_sequences or ()
         self._stop_sequence: str | None = None
 
     def begin(self) -> Iterable[Event]:
@@ -133,55 +135,56 @@ class Message:
         return {"type": f"content_block_{what}", "index": len(self._content) - 1, **fields}
 
 
-def as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The request as one for a chat completion."""
-    same = ("stream", "temperature", "top_p", "top_k", "seed", "max_tokens")
-    out: dict[str, Any] = {name: body[name] for name in same if body.get(name) is not None}
-    system = _text_of(body.get("system"), "system")
-    out["messages"] = [{"role": "system", "content": system}] if system else []
-    for i, message in enumerate(body["messages"]):
-        out["messages"] += _messages_of(message, f"messages[{i}].content")
-    out["stop"] = body.get("stop_sequences")
-    out["tools"] = [
-        {"function": {"name": tool["name"], "description": tool.get("description") or "",
-                      "parameters": tool["input_schema"]}}
-        for tool in body.get("tools") or []
-    ]  # fmt: skip
-    choice = body.get("tool_choice")
+_SAME = ("stream", "temperature", "top_p", "top_k", "seed", "max_tokens")
+"""Fields that a chat completion has in common."""
+
+
+def as_chat(body: CountRequest) -> ChatInput:
+    """The request as a chat. Raises ApiError: a message has something else than text and calls."""
+    system = _text_of(body.system, "system")
+    messages = [{"role": "system", "content": system}] if system else []
+    for i, message in enumerate(body.messages):
+        messages += _messages_of(message, f"messages[{i}].content")
+    functions = [
+        {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema}
+        for tool in body.tools or ()
+    ]
+    choice, output = body.tool_choice, body.output_config
+    wanted = None
     if choice is not None:
-        named = {"function": {"name": choice.get("name") or ""}}
-        out["tool_choice"] = named if choice["type"] == "tool" else _CHOICES[choice["type"]]
-        if choice.get("disable_parallel_tool_use"):
-            out["parallel_tool_calls"] = False
-    thinking = body.get("thinking") or {"type": "disabled"}
-    out["chat_template_kwargs"] = {"enable_thinking": thinking["type"] != "disabled"}
-    out["thinking_budget_tokens"] = thinking.get("budget_tokens")
-    output = body.get("output_config") or {}
-    out["response_format"], out["reasoning_effort"] = output.get("format"), output.get("effort")
-    return out
+        wanted = ("required", choice.name or "") if choice.type == "tool" else (_CHOICES[choice.type], None)
+    own = {name: getattr(body, name) for name in _SAME} if isinstance(body, MessageRequest) else {}
+    chat = ChatRequest.model_construct(
+        **own,
+        stop=body.stop_sequences if isinstance(body, MessageRequest) else None,
+        parallel_tool_calls=False if choice is not None and choice.disable_parallel_tool_use else None,
+        chat_template_kwargs={"enable_thinking": body.thinking is not None and body.thinking.type != "disabled"},
+        thinking_budget_tokens=None if body.thinking is None else body.thinking.budget_tokens,
+        response_format=None if output is None else output.format,
+        reasoning_effort=None if output is None else output.effort,
+    )
+    return ChatInput(chat, messages, functions, wanted)
 
 
-def _messages_of(message: Mapping[str, Any], path: str) -> list[dict[str, Any]]:
-    content = message["content"]
-    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    results, calls, thoughts, texts = [], [], [], []
-    for block in blocks:
-        kind = block["type"]
-        if kind == "tool_result":
-            text = _text_of(block.get("content"), path)
-            results.append({"role": "tool", "tool_call_id": block.get("tool_use_id") or "", "content": text})
-        elif kind == "tool_use":
-            if block.get("name") is None:
+def _messages_of(message: _AnthropicMessage, path: str) -> list[dict[str, Any]]:
+    results: list[dict[str, Any]] = []
+    calls, thoughts, texts = [], [], [message.content] if isinstance(message.content, str) else []
+    for block in () if isinstance(message.content, str) else message.content:
+        if block.type == "tool_result":
+            text = _text_of(block.content, path)
+            results.append({"role": "tool", "tool_call_id": block.tool_use_id or "", "content": text})
+        elif block.type == "tool_use":
+            if block.name is None:
                 raise bad_request(f"{path} has a tool_use without a name.", path)
-            function = {"name": block["name"], "arguments": block.get("input")}
-            calls.append({"id": block.get("id") or "", "type": "function", "function": function})
-        elif kind == "thinking":
-            thoughts.append(block.get("thinking") or "")
-        elif kind != "redacted_thinking":
+            function = {"name": block.name, "arguments": block.input}
+            calls.append({"id": block.id or "", "type": "function", "function": function})
+        elif block.type == "thinking":
+            thoughts.append(block.thinking or "")
+        elif block.type != "redacted_thinking":
             texts.append(read_content([block], path))
     if results and not texts:
         return results
-    own: dict[str, Any] = {"role": message["role"], "content": "\n".join(texts)}
+    own: dict[str, Any] = {"role": message.role, "content": "\n".join(texts)}
     own.update({"tool_calls": calls} if calls else {})
     own.update({"reasoning_content": "".join(thoughts)} if thoughts else {})
     return [*results, own]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from pyfly_cpp.decoding import Decoding
@@ -13,6 +13,7 @@ from pyfly_cpp.serve.answers import Event, Shared, Told, read_format
 from pyfly_cpp.serve.api_errors import ApiError
 from pyfly_cpp.serve.contents import listed
 from pyfly_cpp.serve.infill import infill_prompt
+from pyfly_cpp.serve.requests import InfillRequest, NativeRequest
 from pyfly_cpp.serve.served_model import Model
 from pyfly_cpp.serve.settings import Settings
 from pyfly_cpp.serve.timings import Progress
@@ -28,15 +29,16 @@ class Native(Shared):
     is_marked = False
     tells_ids = True
 
-    def __init__(self, model: Model, settings: Settings, body: Mapping[str, Any], decoding: Decoding) -> None:
+    def __init__(self, model: Model, settings: Settings, body: NativeRequest, decoding: Decoding) -> None:
         super().__init__(model, settings, body, decoding)
         self._max_tokens = self.most_tokens(settings.default_max_tokens or -1)
         grammar = read_format(body)
-        self.ask(self._prompts(), self._max_tokens, [], grammar, int(body.get("n_probs") or 0) or None)
+        self.ask(self._prompts(body), self._max_tokens, [], grammar, body.n_probs or None)
+        self.returns_tokens, self.wanted_fields = bool(body.return_tokens), body.response_fields
         self._texts = [_Text(self, i, request) for i, request in enumerate(self.requests)]
 
-    def _prompts(self) -> list[list[int]]:
-        given = listed(self.body["prompt"])
+    def _prompts(self, body: Any) -> list[list[int]]:
+        given = listed(body.prompt)
         self.require_few(len(given))
         return [self.model.read(one, "prompt") for one in given]
 
@@ -75,9 +77,9 @@ class Native(Shared):
 class Infill(Native):
     """A completion between two texts."""
 
-    def _prompts(self) -> list[list[int]]:
+    def _prompts(self, body: InfillRequest) -> list[list[int]]:
         try:
-            return [infill_prompt(self.model, self.body, self._max_tokens)]
+            return [infill_prompt(self.model, body, self._max_tokens)]
         except ApiError as error:
             raise ApiError(501, error.message, code="not_supported") if error.param == "suffix" else error from None
 
@@ -107,13 +109,13 @@ class _Text:
     def whole(self) -> dict[str, Any]:
         """The response."""
         out = {**self.final(), "content": "".join(self._text)}
-        if self._owner.body.get("return_tokens"):
+        if self._owner.returns_tokens:
             out["tokens"] = self._ids
         if "completion_probabilities" in out:
             out["completion_probabilities"] = self._all_probabilities
         self._records.add(out)
         out.update(self._records.whole())
-        wanted = self._owner.body.get("response_fields")
+        wanted = self._owner.wanted_fields
         return {path: value for path in wanted if (value := _at(out, path)) is not None} if wanted else out
 
     def _told(self, piece: Piece) -> dict[str, Any]:
@@ -142,7 +144,7 @@ class _Text:
             **settings_of(request.sampling), "seed": request.seed, "n_predict": request.max_tokens,
             "max_tokens": request.max_tokens, "stop": list(request.stop), "stream": self._owner.stream,
             "n_probs": request.n_logprobs or 0, "grammar": "" if request.grammar is None else request.grammar.text,
-            "ignore_eos": bool(self._owner.body.get("ignore_eos")),
+            "ignore_eos": bool(self._owner.body.ignore_eos),
             "logit_bias": [{"token": token, "bias": bias if math.isfinite(bias) else None}
                            for token, bias in request.logit_bias],
         }  # fmt: skip

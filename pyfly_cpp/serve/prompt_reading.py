@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pyfly_cpp.engine.markers import THOUGHTS
@@ -10,23 +11,65 @@ from pyfly_cpp.llama.prompting import Rendered
 from pyfly_cpp.serve.answers import read_format
 from pyfly_cpp.serve.api_errors import bad_request
 from pyfly_cpp.serve.contents import read_content
+from pyfly_cpp.serve.requests import ChatRequest, _Message
 from pyfly_cpp.serve.served_model import Model
 from pyfly_cpp.serve.settings import Settings
 from pyfly_cpp.serve.thoughts import opened_by
 from pyfly_cpp.serve.tools import Tools, read_arguments
 
 
+@dataclass(frozen=True)
+class ChatInput:
+    """A chat to be answered, whatever its protocol."""
+
+    body: ChatRequest
+    """Its fields, but for messages and tools."""
+    messages: list[dict[str, Any]]
+    """As templates take them, but for roles and the arguments of calls, which may still be texts."""
+    functions: list[dict[str, Any]]
+    """As templates are told of them."""
+    choice: tuple[str, str | None] | None = None
+    """none, auto or required, and the only function that may be called; None: auto if there are functions."""
+
+
+def input_of(body: ChatRequest) -> ChatInput:
+    """The chat of a chat completion. Raises ApiError: a message has something else than text."""
+    functions = [
+        *(tool.function.raw for tool in body.tools or ()),
+        *(function.raw for function in body.functions or ()),
+    ]
+    choice = body.tool_choice or body.function_call
+    wanted = None if choice is None else (choice, None) if isinstance(choice, str) else choice.wanted
+    return ChatInput(
+        body,
+        [_read_message(message, f"messages[{i}].content") for i, message in enumerate(body.messages)],
+        functions,
+        wanted,
+    )
+
+
+def _read_message(message: _Message, path: str) -> dict[str, Any]:
+    own = {key: value for key, value in message.raw.items() if value is not None}
+    own["content"] = read_content(message.content, path)
+    if message.function_call is not None:
+        own["tool_calls"] = [{"function": own.pop("function_call")}]
+    if "content" not in message.model_fields_set and not own.get("tool_calls"):
+        raise bad_request(f"{path} is missing.", path)
+    return own
+
+
 class ChatPrompt:
     """The prompt of a chat request, and what its answer is held to."""
 
-    def __init__(self, model: Model, settings: Settings, body: Mapping[str, Any]) -> None:
+    def __init__(self, model: Model, settings: Settings, given: ChatInput) -> None:
         """Raises ApiError: the request cannot be served."""
-        functions = [tool["function"] for tool in body.get("tools") or []] + (body.get("functions") or [])
-        self.tools = Tools(functions, *_read_choice(body, bool(functions)), model.template)
-        self.is_older = bool(body.get("functions"))
+        body = given.body
+        choice, name = given.choice or ("auto" if given.functions else "none", None)
+        self.tools = Tools(given.functions, choice, name, model.template)
+        self.is_older = bool(body.functions)
         """Whether the request speaks of functions, as it was done before tools."""
-        self.one_alone = self.is_older or body.get("parallel_tool_calls") is False or (
-            self.tools.choice == "required" and body.get("parallel_tool_calls") is None
+        self.one_alone = self.is_older or body.parallel_tool_calls is False or (
+            self.tools.choice == "required" and body.parallel_tool_calls is None
         )  # fmt: skip
         """Whether an answer may have one call at most."""
         self.grammar = read_format(body)
@@ -41,7 +84,7 @@ class ChatPrompt:
             self.grammar = self.grammar.or_else(self.tools.constraint(False)) if self.reads_calls else self.grammar
         told, self.budget = _read_thinking(body, settings.reasoning_budget)
         """Most tokens of thoughts; None: no limit."""
-        rendered, begun = _render(model, self.tools, body, told)
+        rendered, begun = _render(model, self.tools, given, told)
         self.stop = rendered.stop
         """Texts that end the answer, by the format."""
         self.tokens = rendered.tokens
@@ -63,12 +106,12 @@ class ChatPrompt:
             self.opening = self.text[self.text.rindex(marker) :]
 
 
-def _read_thinking(body: Mapping[str, Any], own_budget: int) -> tuple[dict[str, Any], int | None]:
+def _read_thinking(body: ChatRequest, own_budget: int) -> tuple[dict[str, Any], int | None]:
     """What a chat template is told besides messages and tools, and most tokens of thoughts: the server's own if the
     request does not limit thoughts."""
-    effort, out = body.get("reasoning_effort"), dict(body.get("chat_template_kwargs") or {})
-    given = (body.get("reasoning_budget_tokens"), body.get("thinking_budget_tokens"))
-    budget = next((int(n) for n in given if n is not None), None)
+    effort, out = body.reasoning_effort, dict(body.chat_template_kwargs or {})
+    given = (body.reasoning_budget_tokens, body.thinking_budget_tokens)
+    budget = next((n for n in given if n is not None), None)
     if budget is None and effort is None and "enable_thinking" not in out:
         budget = own_budget
     if effort is not None:
@@ -78,26 +121,12 @@ def _read_thinking(body: Mapping[str, Any], own_budget: int) -> tuple[dict[str, 
     return out, None if budget is None or budget < 0 else budget
 
 
-def _read_choice(body: Mapping[str, Any], has_tools: bool) -> tuple[str, str | None]:
-    """none, auto or required, and the name of the only function that may be called."""
-    choice, older = body.get("tool_choice"), body.get("function_call")
-    if isinstance(choice, dict) and choice.get("function"):
-        return "required", choice["function"]["name"]
-    if isinstance(choice, dict):
-        return choice["type"], None
-    if choice is None and isinstance(older, dict):
-        return "required", older["name"]
-    return choice or older or ("auto" if has_tools else "none"), None
-
-
-def _render(
-    model: Model, tools: Tools, body: Mapping[str, Any], more: Mapping[str, Any]
-) -> tuple[Rendered, str | None]:
+def _render(model: Model, tools: Tools, chat: ChatInput, more: Mapping[str, Any]) -> tuple[Rendered, str | None]:
     """The prompt, and what ends the thoughts that it continues, if it does. An answer that the messages end with is
     continued, unless the request forbids it. Raises ApiError."""
-    given = _read_messages(body["messages"])
+    given = list(map(_as_templates_take, chat.messages))
     messages, told = tools.prepare(given)
-    adds_prompt, continues = body.get("add_generation_prompt"), body.get("continue_final_message")
+    adds_prompt, continues = chat.body.add_generation_prompt, chat.body.continue_final_message
     if adds_prompt and continues:
         raise bad_request("add_generation_prompt and continue_final_message exclude each other; leave one out.",
                           "continue_final_message")  # fmt: skip
@@ -133,27 +162,16 @@ def _begun(message: Mapping[str, Any], opened: str | None, template: str, thinks
     return before + thoughts, closing if thoughts else None
 
 
-def _read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as templates take them: contents are texts, arguments of calls are objects. Raises ApiError."""
-    out = []
-    for i, message in enumerate(messages):
-        own = {key: value for key, value in message.items() if value is not None}
-        own["role"] = "system" if own["role"] == "developer" else own["role"]
-        own["content"] = read_content(message.get("content"), f"messages[{i}].content")
-        if own["role"] == "function":
-            own["role"] = "tool"
-        if own.get("function_call"):
-            own["tool_calls"] = [{"function": own.pop("function_call")}]
-        if "content" not in message and not own.get("tool_calls"):
-            raise bad_request(f"messages[{i}].content is missing.", f"messages[{i}].content")
-        if own.get("tool_calls"):
-            own["tool_calls"] = [
-                {**call, "type": "function",
-                 "function": {**call["function"], "arguments": _arguments(call["function"].get("arguments"))}}
-                for call in own["tool_calls"]
-            ]  # fmt: skip
-        out.append(own)
-    return out
+def _as_templates_take(message: dict[str, Any]) -> dict[str, Any]:
+    """A message with a role that templates know, and with objects as the arguments of its calls."""
+    own = {**message, "role": {"developer": "system", "function": "tool"}.get(message["role"], message["role"])}
+    if own.get("tool_calls"):
+        own["tool_calls"] = [
+            {**call, "type": "function",
+             "function": {**call["function"], "arguments": _arguments(call["function"].get("arguments"))}}
+            for call in own["tool_calls"]
+        ]  # fmt: skip
+    return own
 
 
 def _arguments(given: str | dict[str, Any] | None) -> dict[str, Any]:

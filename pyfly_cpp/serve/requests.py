@@ -4,9 +4,19 @@ Unknown fields are ignored, and named in a header of the response. A field that 
 """
 
 # No `from __future__ import annotations`: on Python 3.9, pydantic could not read `X | None` in a string.
-from typing import Annotated, Any, Literal, Optional, Union
+from typing import Annotated, Any, Literal, Optional, TypeVar, Union
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    model_validator,
+)
+from pydantic.functional_validators import ModelWrapValidatorHandler
+
+T = TypeVar("T", bound="RequestBody")
 
 _INT32, _INT64 = 2**31 - 1, 2**63 - 1
 _MOST_BIASES = 1024
@@ -55,22 +65,43 @@ _Effort = Optional[Literal["none", "minimal", "low", "medium", "high", "xhigh"]]
 _ChoiceWord = Literal["none", "auto", "required"]
 
 
+_TopP = Annotated[Optional[float], Field(ge=0, le=1)]
+_TopK = Annotated[Optional[int], Field(ge=-1, le=_INT32)]
+_Seed = Annotated[Optional[int], Field(ge=-_INT64 - 1, le=_INT64)]
+_Gate = Annotated[Optional[str], Field(max_length=256)]
+_Window = Annotated[Optional[str], Field(max_length=64)]
+_DraftMax = Annotated[Optional[int], Field(ge=0, le=_INT32)]
+
+
 class RequestBody(BaseModel):
     """A part of a request, or all of it."""
 
     model_config = ConfigDict(strict=True)
 
-    @model_validator(mode="before")
+    _raw: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="wrap")
     @classmethod
-    def _with_integers(cls, value: Any) -> Any:
-        return {name: _whole(entry) for name, entry in value.items()} if isinstance(value, dict) else value
+    def _checked(cls: type[T], value: Any, handler: ModelWrapValidatorHandler[T]) -> T:
+        if not isinstance(value, dict):
+            return handler(value)
+        made = handler({name: _whole(entry) for name, entry in value.items()})
+        made._raw = value
+        return made
+
+    @property
+    def raw(self) -> dict[str, Any]:
+        """The object as it came, for others: a template that reads it, a client that gets it back, the log."""
+        return self._raw
 
 
-class _Shared(RequestBody):
+class SharedFields(RequestBody):
+    """The fields of all routes whose answers the model writes, but for Anthropic's."""
+
     model: Optional[str] = None
     temperature: Optional[float] = Field(None, ge=0, le=100)
-    top_p: Optional[float] = Field(None, ge=0, le=1)
-    top_k: Optional[int] = Field(None, ge=-1, le=_INT32)
+    top_p: _TopP = None
+    top_k: _TopK = None
     min_p: Optional[float] = Field(None, ge=0, le=1)
     typical_p: Optional[float] = Field(None, ge=0, le=1)
     repeat_penalty: Optional[float] = Field(None, ge=0.01, le=10)
@@ -79,7 +110,7 @@ class _Shared(RequestBody):
     mirostat_mode: Optional[int] = Field(None, ge=0, le=2)
     mirostat_tau: Optional[float] = Field(None, ge=0, le=100)
     mirostat_eta: Optional[float] = Field(None, ge=0, le=1)
-    seed: Optional[int] = Field(None, ge=-_INT64 - 1, le=_INT64)
+    seed: _Seed = None
     stream: Optional[bool] = None
     stop: Union[
         Annotated[str, _STOP],
@@ -96,9 +127,9 @@ class _Shared(RequestBody):
     timings_per_token: Optional[bool] = None
     return_progress: Optional[bool] = None
     user: Optional[str] = None
-    gate: Optional[str] = Field(None, max_length=256)
-    window: Optional[str] = Field(None, max_length=64)
-    draft_max: Optional[int] = Field(None, ge=0, le=_INT32)
+    gate: _Gate = None
+    window: _Window = None
+    draft_max: _DraftMax = None
     speculative: Optional[bool] = None
     records: Optional[bool] = None
 
@@ -132,15 +163,22 @@ class _Format(RequestBody):
     json_schema: Optional[_JsonSchema] = None
 
 
-class _Numbered(_Shared):
+class NumberedFields(SharedFields):
+    """The fields of routes that give several answers."""
+
     n: Optional[int] = Field(None, ge=1, le=_INT32)
     max_tokens: Optional[_Limit] = None
     n_predict: Optional[_Limit] = None
     stream_options: Optional[_StreamOptions] = None
     response_format: Optional[_Format] = None
 
+    @property
+    def most_tokens(self) -> Optional[int]:
+        """The longest answer that is asked for, tokens, -1: no limit; None: it is not said."""
+        return self.n_predict if self.max_tokens is None else self.max_tokens
 
-class CompletionRequest(_Numbered):
+
+class CompletionRequest(NumberedFields):
     """The body of /v1/completions."""
 
     prompt: _Prompt
@@ -150,7 +188,7 @@ class CompletionRequest(_Numbered):
     best_of: Optional[int] = Field(None, ge=1, le=_INT32)
 
 
-class NativeRequest(_Numbered):
+class NativeRequest(NumberedFields):
     """The body of /completion."""
 
     prompt: _Prompt
@@ -212,26 +250,43 @@ class _Tool(RequestBody):
 class _Named(RequestBody):
     name: str
 
+    @property
+    def wanted(self) -> tuple[str, Optional[str]]:
+        """none, auto or required, and the only function that may be called."""
+        return "required", self.name
+
 
 class _ToolChoice(RequestBody):
     function: _Named
 
+    @property
+    def wanted(self) -> tuple[str, Optional[str]]:
+        """As of a function's name."""
+        return self.function.wanted
+
 
 class _ChoiceObject(RequestBody):
     type: _ChoiceWord
+
+    @property
+    def wanted(self) -> tuple[str, Optional[str]]:
+        """As of a function's name."""
+        return self.type, None
 
 
 _FUNCTIONS = _only("function", what="functions")
 _CHOICES = _only("function", "none", "auto", "required", what="none, auto, required, or a function")
 
 
-class _Thinks(RequestBody):
+class ThinkingFields(RequestBody):
+    """The fields that speak of thoughts."""
+
     chat_template_kwargs: Optional[dict[str, Any]] = None
     reasoning_budget_tokens: Optional[int] = Field(None, ge=-1, le=_INT32)
     thinking_budget_tokens: Optional[int] = Field(None, ge=-1, le=_INT32)
 
 
-class ChatRequest(_Numbered, _Thinks):
+class ChatRequest(NumberedFields, ThinkingFields):
     """The body of /v1/chat/completions."""
 
     messages: Annotated[list[_Message], _SOME]
@@ -251,6 +306,11 @@ class ChatRequest(_Numbered, _Thinks):
     audio: None = None
     web_search_options: None = None
     parallel_tool_calls: Optional[bool] = None
+
+    @property
+    def most_tokens(self) -> Optional[int]:
+        """As of other routes; the newest of its three names counts."""
+        return super().most_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
 class _Item(RequestBody):
@@ -279,7 +339,7 @@ class _Reasoning(RequestBody):
     effort: _Effort = None
 
 
-class ResponseRequest(_Shared, _Thinks):
+class ResponseRequest(SharedFields, ThinkingFields):
     """The body of /v1/responses."""
 
     input: Union[str, Annotated[list[_Item], _SOME]]
@@ -360,15 +420,15 @@ class MessageRequest(CountRequest):
     max_tokens: int = Field(ge=1, le=_INT32)
     stream: Optional[bool] = None
     temperature: Optional[float] = Field(None, ge=0, le=2)
-    top_p: Optional[float] = Field(None, ge=0, le=1)
-    top_k: Optional[int] = Field(None, ge=-1, le=_INT32)
-    seed: Optional[int] = Field(None, ge=-_INT64 - 1, le=_INT64)
+    top_p: _TopP = None
+    top_k: _TopK = None
+    seed: _Seed = None
     stop_sequences: Optional[list[Annotated[str, _STOP]]] = Field(None, max_length=_MOST_STOPS, fail_fast=True)
     thread: Optional[dict[str, Any]] = None
     metadata: Optional[dict[str, Any]] = None
-    gate: Optional[str] = Field(None, max_length=256)
-    window: Optional[str] = Field(None, max_length=64)
-    draft_max: Optional[int] = Field(None, ge=0, le=_INT32)
+    gate: _Gate = None
+    window: _Window = None
+    draft_max: _DraftMax = None
     speculative: Optional[bool] = None
 
 

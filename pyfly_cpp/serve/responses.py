@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from pyfly_cpp.decoding import Decoding
@@ -14,6 +15,8 @@ from pyfly_cpp.serve.answers import Event
 from pyfly_cpp.serve.api_errors import ApiError, bad_request
 from pyfly_cpp.serve.chat import ChatAnswer
 from pyfly_cpp.serve.contents import read_content
+from pyfly_cpp.serve.prompt_reading import ChatInput
+from pyfly_cpp.serve.requests import ChatRequest, ResponseRequest, SharedFields, ThinkingFields, _Item
 from pyfly_cpp.serve.served_model import Model
 from pyfly_cpp.serve.settings import Settings
 from pyfly_cpp.serve.timings import Progress
@@ -29,8 +32,8 @@ class Response:
     is_named = True
     is_marked = False
 
-    def __init__(self, model: Model, settings: Settings, body: Mapping[str, Any], decoding: Decoding) -> None:
-        if body.get("previous_response_id") is not None:
+    def __init__(self, model: Model, settings: Settings, body: ResponseRequest, decoding: Decoding) -> None:
+        if body.previous_response_id is not None:
             raise bad_request(
                 "nothing is stored here, so there is no previous response; send the whole conversation as input.",
                 "previous_response_id",
@@ -40,7 +43,7 @@ class Response:
         self._chat = _fitting(lambda given: ChatAnswer(model, settings, given, decoding), body)
         self.requests: list[AnswerRequest] = self._chat.requests
         self.headers = self._chat.headers
-        self.stream = bool(body.get("stream"))
+        self.stream = bool(body.stream)
         self.tells_progress = self._chat.tells_progress
         self._id = f"resp_{uuid.uuid4().hex}"
         self._created = int(time.time())
@@ -154,7 +157,7 @@ class Response:
     def _state(self, status: str) -> dict[str, Any]:
         usage = self._chat.usage()
         is_over = status != "in_progress"
-        body = self._body
+        body = self._body.raw  # what came is told as it came
         # The protocol has no word for a stop string, or the model, that ended the answer within a call.
         reason = "max_output_tokens" if self._cause in ("length", "context") else None
         return {
@@ -186,24 +189,24 @@ def _more(kind: str) -> dict[str, Any]:
     return {"logprobs": []} if kind == "message" else {}
 
 
-def _fitting(chat_of: Callable[[Mapping[str, Any]], ChatAnswer], body: Mapping[str, Any]) -> ChatAnswer:
+def _fitting(chat_of: Callable[[ChatInput], ChatAnswer], body: ResponseRequest) -> ChatAnswer:
     """The chat of a request. With truncation auto, the first of its turns are dropped as far as they do not fit; system
     messages at the beginning stay. Raises ApiError."""
     given = _as_chat(body)
     try:
         return chat_of(given)
     except ApiError as error:
-        if body.get("truncation") != "auto" or error.code != "context_length_exceeded":
+        if body.truncation != "auto" or error.code != "context_length_exceeded":
             raise
         failure = error
-    messages = given["messages"]
+    messages = given.messages
     n_first = next((i for i, one in enumerate(messages) if one["role"] not in ("system", "developer")), len(messages))
     turns = [i for i, one in enumerate(messages) if one["role"] == "user" and i > n_first]
     chat = None
     while turns:
         middle = len(turns) // 2
         try:
-            chat = chat_of({**given, "messages": [*messages[:n_first], *messages[turns[middle] :]]})
+            chat = chat_of(replace(given, messages=[*messages[:n_first], *messages[turns[middle] :]]))
             del turns[middle:]
         except ApiError as error:
             if error.code != "context_length_exceeded":
@@ -214,59 +217,56 @@ def _fitting(chat_of: Callable[[Mapping[str, Any]], ChatAnswer], body: Mapping[s
     return chat
 
 
-def _as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The request as one for a chat completion."""
-    out = {name: value for name, value in body.items() if name not in ("input", "tools", "text", "n", "records")}
-    given = body["input"]
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+_SAME = tuple(name for name in (*SharedFields.model_fields, *ThinkingFields.model_fields) if name != "records")
+"""Fields that a chat completion has in common."""
+
+
+def _as_chat(body: ResponseRequest) -> ChatInput:
+    """The request as a chat. Raises ApiError: an item is none that the server takes."""
     messages: list[dict[str, Any]] = []
-    if body.get("instructions"):
-        messages.append({"role": "system", "content": body["instructions"]})
+    if body.instructions:
+        messages.append({"role": "system", "content": body.instructions})
     n_before = len(messages)
-    for i, item in enumerate(items):
-        if item.get("type") == "reasoning":  # thoughts of earlier answers
-            continue
-        message = _as_message(item, f"input[{i}]")
-        if message.get("tool_calls") and len(messages) > n_before and messages[-1]["role"] == "assistant":
-            # Of the same answer: each of its items is one of the input.
-            messages[-1].setdefault("tool_calls", []).extend(message["tool_calls"])
-        else:
-            messages.append(message)
+    if isinstance(body.input, str):
+        messages.append({"role": "user", "content": body.input})
+    else:
+        for i, item in enumerate(body.input):
+            if item.type == "reasoning":  # thoughts of earlier answers
+                continue
+            message = _as_message(item, f"input[{i}]")
+            if message.get("tool_calls") and len(messages) > n_before and messages[-1]["role"] == "assistant":
+                # Of the same answer: each of its items is one of the input.
+                messages[-1].setdefault("tool_calls", []).extend(message["tool_calls"])
+            else:
+                messages.append(message)
     if len(messages) == n_before:
         raise bad_request("input has no message; give one.", "input")
-    out["messages"] = messages
-    out["max_tokens"] = body.get("max_output_tokens")
-    out["max_completion_tokens"] = None
-    out["reasoning_effort"] = (body.get("reasoning") or {}).get("effort")
-    for unwanted in ("logprobs", "top_logprobs", "stream_options", "response_format"):
-        out[unwanted] = None
-    form = (body.get("text") or {}).get("format")
-    if form is not None:
-        out["response_format"] = form
-    choice = body.get("tool_choice")
-    if isinstance(choice, dict):
-        out["tool_choice"] = {"function": choice} if "name" in choice else choice["type"]
-    if body.get("tools"):
-        bare = ({name: value for name, value in tool.items() if name != "type"} for tool in body["tools"])
-        out["tools"] = [{"type": "function", "function": function} for function in bare]
-    return out
+    chat = ChatRequest.model_construct(
+        **{name: getattr(body, name) for name in _SAME},
+        max_tokens=body.max_output_tokens,
+        reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
+        response_format=None if body.text is None else body.text.format,
+        parallel_tool_calls=body.parallel_tool_calls,
+    )
+    functions = [{name: value for name, value in tool.raw.items() if name != "type"} for tool in body.tools or ()]
+    choice = body.tool_choice
+    wanted = None if choice is None else (choice, None) if isinstance(choice, str) else choice.wanted
+    return ChatInput(chat, messages, functions, wanted)
 
 
-def _as_message(item: Mapping[str, Any], path: str) -> dict[str, Any]:
-    kind = item.get("type") or "message"
+def _as_message(item: _Item, path: str) -> dict[str, Any]:
+    kind = item.type or "message"
     if kind == "message":
-        if item.get("role") is None:
+        if item.role is None:
             raise bad_request(f"{path}.role is missing.", f"{path}.role")
-        return {"role": item["role"], "content": read_content(item.get("content"), f"{path}.content")}
+        return {"role": item.role, "content": read_content(item.content, f"{path}.content")}
     if kind == "function_call":
-        name, arguments = item.get("name"), item.get("arguments")
-        if name is None or arguments is None:
+        if item.name is None or item.arguments is None:
             raise bad_request(f"{path} is a call and lacks its name or its arguments.", path)
-        call = {"id": item.get("call_id") or "", "type": "function", "function": {"name": name, "arguments": arguments}}
+        function = {"name": item.name, "arguments": item.arguments}
+        call = {"id": item.call_id or "", "type": "function", "function": function}
         return {"role": "assistant", "content": "", "tool_calls": [call]}
     if kind == "function_call_output":
-        return {
-            "role": "tool", "tool_call_id": item.get("call_id") or "",
-            "content": read_content(item.get("output"), f"{path}.output"),
-        }  # fmt: skip
+        text = read_content(item.output, f"{path}.output")
+        return {"role": "tool", "tool_call_id": item.call_id or "", "content": text}
     raise bad_request(f"{path} is of the type {kind[:40]!r}; this server takes messages and calls of functions.", path)

@@ -116,7 +116,7 @@ class Model:
     def read(self, prompt: Any, param: str, special: bool = True) -> list[int]:
         """The tokens of a prompt: a text, token ids, both in one list, or an object with a text. Raises ApiError: one
         is none of the vocabulary, or there is something else than text."""
-        if isinstance(prompt, dict):
+        if not isinstance(prompt, (str, list)):
             prompt = read_object(prompt, param)
         if isinstance(prompt, str):
             return self.tokenize(prompt, special) if prompt else self.beginning()

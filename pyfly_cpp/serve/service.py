@@ -23,13 +23,13 @@ from pyfly_cpp.grammar.readers import Unavailable
 from pyfly_cpp.serve.answer_requests import AnswerRequest
 from pyfly_cpp.serve.answers import Answer
 from pyfly_cpp.serve.api_errors import ApiError, bad_request, internal, stopping
-from pyfly_cpp.serve.body import Body, read_json
+from pyfly_cpp.serve.body import Received, read_json
 from pyfly_cpp.serve.embedder import Embedder
 from pyfly_cpp.serve.grammars import Constraint, Grammars
 from pyfly_cpp.serve.logs import Log
 from pyfly_cpp.serve.metrics import Metrics
 from pyfly_cpp.serve.reading import Reading
-from pyfly_cpp.serve.requests import RequestBody as Fields
+from pyfly_cpp.serve.requests import RequestBody
 from pyfly_cpp.serve.served_model import Model
 from pyfly_cpp.serve.settings import Settings
 from pyfly_cpp.serve.streams import header_of, while_there
@@ -37,6 +37,7 @@ from pyfly_cpp.serve.timings import Progress
 from pyfly_cpp.serve.turns import Ticket, Turns
 
 T = TypeVar("T")
+B = TypeVar("B", bound=RequestBody)
 
 _Events = asyncio.Queue[tuple[int, Piece | Progress | BaseException | None]]  # of places and what has come
 
@@ -90,14 +91,16 @@ class Service:
         steps = [step for handle in self._running for step in handle.steps[-1:]]
         return {slot.number for slot in (step.slot for step in steps) if slot is not None}
 
-    async def body(self, request: Request, model: type[Fields]) -> Body:
-        """The parts of a request. Raises ApiError and ClientLeft."""
+    async def body(self, request: Request, model: type[B]) -> Received[B]:
+        """The body of a request. Raises ApiError and ClientLeft."""
         return await read_json(request, self.settings.limits, self.reading, model)
 
-    async def understand(self, request: Request, body: Body, function: Callable[..., T], *arguments: Any) -> T:
+    async def understand(
+        self, request: Request, given: Received[Any], function: Callable[..., T], *arguments: Any
+    ) -> T:
         """The result of a function of a request; it is called in a thread. Raises what it raises, and ApiError: the
         server ends, ClientLeft."""
-        work = self.reading.run(body.n_bytes, functools.partial(function, *arguments))
+        work = self.reading.run(given.n_bytes, functools.partial(function, *arguments))
         return await while_there(request.receive, work)
 
     async def pieces(self, answer: Answer, whose: str) -> AsyncIterator[tuple[int, Piece | Progress | None]]:

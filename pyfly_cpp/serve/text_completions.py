@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from pyfly_cpp.decoding import Decoding
@@ -10,6 +10,7 @@ from pyfly_cpp.engine.output import Piece, Token, completion_logprobs, prompt_to
 from pyfly_cpp.serve.answers import Event, Shared, Told, read_format
 from pyfly_cpp.serve.api_errors import bad_request
 from pyfly_cpp.serve.contents import listed
+from pyfly_cpp.serve.requests import CompletionRequest
 from pyfly_cpp.serve.served_model import Model
 from pyfly_cpp.serve.settings import Settings
 from pyfly_cpp.serve.written import Entries
@@ -24,23 +25,21 @@ class TextAnswer(Shared):
 
     kind = chunk_kind = "text_completion"
 
-    def __init__(self, model: Model, settings: Settings, body: Mapping[str, Any], decoding: Decoding) -> None:
+    def __init__(self, model: Model, settings: Settings, body: CompletionRequest, decoding: Decoding) -> None:
         super().__init__(model, settings, body, decoding)
-        self._echo = bool(body.get("echo"))
-        if int(body.get("best_of") or 1) > self.n:
+        self.echoes = bool(body.echo)
+        if (body.best_of or 1) > self.n:
             raise bad_request("best_of is not served; leave it out, or ask for n answers and choose.", "best_of")
         self._texts: list[str] = []
-        self._given = listed(body["prompt"])
+        self._given = listed(body.prompt)
         self.require_few(len(self._given))  # before they are read
-        prompts = [self._prompt(prompt) for prompt in self._given]
+        prompts = [self._prompt(prompt, body.suffix) for prompt in self._given]
         max_tokens = self.most_tokens(_DEFAULT_TOKENS)
-        n_logprobs = None if body.get("logprobs") is None else int(body["logprobs"])
         grammar = read_format(body)
-        self.ask(prompts, max_tokens, [], grammar, n_logprobs, self._echo and n_logprobs is not None)
+        self.ask(prompts, max_tokens, [], grammar, body.logprobs, self.echoes and body.logprobs is not None)
         self._choices = [_Choice(self, i) for i in range(len(self.requests))]
 
-    def _prompt(self, prompt: Any) -> list[int]:
-        suffix = self.body.get("suffix")
+    def _prompt(self, prompt: Any, suffix: str | None) -> list[int]:
         if suffix and not isinstance(prompt, str):
             raise bad_request("suffix needs a prompt that is a string.", "suffix")
         model = self.model
@@ -49,7 +48,7 @@ class TextAnswer(Shared):
         else:
             tokens = model.read(prompt, "prompt")
         is_text = isinstance(prompt, str)
-        self._texts.append(prompt if is_text else self.model.text(tokens, special=True) if self._echo else "")
+        self._texts.append(prompt if is_text else self.model.text(tokens, special=True) if self.echoes else "")
         return tokens
 
     def given(self, i: int) -> Any:
@@ -79,7 +78,7 @@ class _Choice:
     def __init__(self, owner: TextAnswer, i: int) -> None:
         self._owner = owner
         self._i = i
-        self._echo = bool(owner.body.get("echo"))
+        self._echo = owner.echoes
         self._request = owner.requests[i]
         self._has_begun = False
         self._text: list[str] = []

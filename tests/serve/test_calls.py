@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from pyfly_cpp.engine.markers import CLOSE, OPEN
 from pyfly_cpp.engine.output import FINISH, Piece, Token
 from pyfly_cpp.serve.calls import CallReader
-from pyfly_cpp.serve.chat import ChatAnswer
+from pyfly_cpp.serve.chat import chat_completion
 from pyfly_cpp.serve.messages import Message
+from pyfly_cpp.serve.requests import ChatRequest, MessageRequest, ResponseRequest
 from pyfly_cpp.serve.responses import Response
 from pyfly_cpp.serve.tools import Tools, read_arguments
 
@@ -186,33 +187,34 @@ def test_halves_of_surrogate_pairs_stay_escaped():
 
 
 OF_PROTOCOL = {
-    ChatAnswer: {"messages": MESSAGES, "tools": [{"type": "function", "function": FUNCTIONS[0]}]},
+    chat_completion: {"messages": MESSAGES, "tools": [{"type": "function", "function": FUNCTIONS[0]}]},
     Response: {"input": "Hi", "tools": [{"type": "function", **FUNCTIONS[0]}]},
-    Message: {"messages": MESSAGES, "tools": [{"name": "add", "input_schema": {"type": "object"}}]},
+    Message: {"messages": MESSAGES, "max_tokens": 100, "tools": [{"name": "add", "input_schema": {"type": "object"}}]},
 }
 
 
 def told(kind, server, *pieces, cause="length", stopped_by="", **fields):
     """The events of an answer that comes in these pieces, and the whole of it."""
-    body = {**OF_PROTOCOL[kind], **fields}
+    model = {chat_completion: ChatRequest, Response: ResponseRequest, Message: MessageRequest}[kind]
+    body = model(**OF_PROTOCOL[kind], **fields)
     answer = kind(server.service.model, server.service.settings, body, server.service.model.decoding)
     events = []
     for n, text in enumerate(pieces, 1):
         piece = Piece(text, (Token(0, text),), n)
         last = piece._replace(finish=FINISH[cause], cause=cause, stop_string=stopped_by)
         events += answer.add(0, last if n == len(pieces) else piece)
-    return [*events, *(answer.end() if kind is not ChatAnswer else ())], answer.whole()
+    return [*events, *(answer.end() if kind is not chat_completion else ())], answer.whole()
 
 
 @pytest.mark.parametrize("kind", OF_PROTOCOL)
 def test_text_behind_a_call_comes_behind_its_arguments(kind, server):
     events, whole = told(kind, server, f'{OPEN}\n{{"name": "add", "arguments": {{"a": 1', "}}\nDone")
     deltas = {
-        ChatAnswer: lambda: [choice["delta"] for event in events for choice in event["choices"]],
+        chat_completion: lambda: [choice["delta"] for event in events for choice in event["choices"]],
         Response: lambda: [event["delta"] for event in events if event["type"].endswith(".delta")],
         Message: lambda: [event["delta"] for event in events if event["type"] == "content_block_delta"],
     }[kind]()
-    text, last = (json.dumps(delta) for delta in (deltas[-2:] if kind is not ChatAnswer else deltas[-3:-1])[::-1])
+    text, last = (json.dumps(delta) for delta in (deltas[-2:] if kind is not chat_completion else deltas[-3:-1])[::-1])
     assert "Done" in text and "}" in last and "Done" not in last
     assert "Done" in json.dumps(whole)
 
@@ -223,7 +225,7 @@ WHOLE = f'{OPEN}\n{{"name": "add", "arguments": {{"a": 1}}'
 
 def reason_of(kind, whole):
     """The reason of the end, and why it is incomplete."""
-    if kind is ChatAnswer:
+    if kind is chat_completion:
         return whole["choices"][0]["finish_reason"]
     if kind is Message:
         return whole["stop_reason"], whole["stop_sequence"]
@@ -231,7 +233,7 @@ def reason_of(kind, whole):
 
 
 def input_of(kind, whole):
-    if kind is ChatAnswer:
+    if kind is chat_completion:
         return whole["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"]
     return whole["output"][0]["arguments"] if kind is Response else whole["content"][0]["input"]
 
@@ -239,7 +241,7 @@ def input_of(kind, whole):
 @pytest.mark.parametrize(
     "kind, cause, reason",
     [
-        *((ChatAnswer, cause, "length") for cause in ("length", "stop", "eog", "context")),
+        *((chat_completion, cause, "length") for cause in ("length", "stop", "eog", "context")),
         (Message, "length", ("max_tokens", None)), (Message, "stop", ("stop_sequence", "b")),
         (Message, "eog", ("max_tokens", None)),
         (Response, "length", ("incomplete", ["incomplete"], {"reason": "max_output_tokens"})),
@@ -252,7 +254,7 @@ def test_a_call_that_breaks_off_is_not_told_as_a_whole_one(server, kind, cause, 
     events, whole = told(kind, server, TORN, cause=cause, stopped_by="b" if cause == "stop" else "", **fields)
     assert reason_of(kind, whole) == reason
     assert input_of(kind, whole) == ({"INVALID_JSON": '{"a": 1'} if kind is Message else '{"a": 1')
-    if kind is ChatAnswer:
+    if kind is chat_completion:
         assert events[-1]["choices"][0]["finish_reason"] == reason
     elif kind is Message:
         assert events[-2]["delta"] == {"stop_reason": reason[0], "stop_sequence": reason[1]}
@@ -263,7 +265,7 @@ def test_a_call_that_breaks_off_is_not_told_as_a_whole_one(server, kind, cause, 
 @pytest.mark.parametrize(
     "kind, reason",
     [
-        (ChatAnswer, "tool_calls"), (Message, ("tool_use", None)), (Response, ("completed", ["completed"], None)),
+        (chat_completion, "tool_calls"), (Message, ("tool_use", None)), (Response, ("completed", ["completed"], None)),
     ],
 )  # fmt: skip
 def test_a_call_whose_arguments_are_there_is_whole(server, kind, reason):

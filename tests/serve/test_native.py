@@ -9,6 +9,7 @@ from serving import EXACT, no_end, running
 from pyfly_cpp import FlyBatch
 from pyfly_cpp.decoding import EXACT as EXACT_DECODING
 from pyfly_cpp.serve.native import Infill
+from pyfly_cpp.serve.requests import InfillRequest
 from pyfly_cpp.serve.templates import built_in
 
 PROMPT = "Tom has 3 apples."
@@ -121,7 +122,8 @@ def filling(tiny_target_f32, tmp_path_factory):
 
 def prompt_of(server, **body):
     """The tokens before, between and behind the three that stand around a gap."""
-    answer = Infill(server.service.model, server.service.settings, {"n_predict": 8, **body}, EXACT_DECODING)
+    asked = InfillRequest(**{"n_predict": 8, **body})
+    answer = Infill(server.service.model, server.service.settings, asked, EXACT_DECODING)
     return list(answer.requests[0].prompt)
 
 

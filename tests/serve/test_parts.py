@@ -16,7 +16,7 @@ from pyfly_cpp.serve.api_errors import ApiError
 from pyfly_cpp.serve.body import check, parse
 from pyfly_cpp.serve.metrics import Metrics
 from pyfly_cpp.serve.openapi import describe
-from pyfly_cpp.serve.requests import ChatRequest, DetokenizeRequest
+from pyfly_cpp.serve.requests import ChatRequest, DetokenizeRequest, SharedFields
 from pyfly_cpp.serve.tools import Tools
 from pyfly_cpp.serve.turns import Turns
 
@@ -191,8 +191,8 @@ def test_metrics_are_what_prometheus_reads():
 
 def test_a_request_decodes_as_the_server_does_but_for_what_it_says():
     own = Decoding("margin:0.3", "agree:2", draft_max=8)
-    assert read_decoding({}, None, own) == own and written(own) == "margin:0.3 agree:2"
-    loose = read_decoding({"gate": "entropy:0.3"}, "draft-max=3", own)
+    assert read_decoding(SharedFields(), None, own) == own and written(own) == "margin:0.3 agree:2"
+    loose = read_decoding(SharedFields(gate="entropy:0.3"), "draft-max=3", own)
     assert loose == Decoding("entropy:0.3", "agree:2", draft_max=3), "the window that the server was given stays"
     assert written(loose) == "entropy:0.3 agree:2"
-    assert written(read_decoding({"speculative": False}, "gate=margin:1", own)) == "plain"
+    assert written(read_decoding(SharedFields(speculative=False), "gate=margin:1", own)) == "plain"

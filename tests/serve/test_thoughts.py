@@ -10,7 +10,8 @@ from serving import EXACT, no_end, running
 
 from pyfly_cpp import FlyBatch
 from pyfly_cpp.engine.output import Piece, Token
-from pyfly_cpp.serve.chat import ChatAnswer
+from pyfly_cpp.serve.chat import chat_completion
+from pyfly_cpp.serve.requests import ChatRequest
 from pyfly_cpp.serve.thoughts import Budget, ThoughtReader, opened_by
 
 PATH = "/v1/chat/completions"
@@ -226,7 +227,7 @@ def test_tokens_that_are_held_back_are_counted_each(thinking):
     texts = ["So", " it", "</thi", "nk>\nIt", " is", "."]
     for cuts in ([1] * 6, [2, 3, 1], [6]):
         chat, tokens = (
-            ChatAnswer(model, settings, body, model.decoding),
+            chat_completion(model, settings, ChatRequest(**body), model.decoding),
             [Token(i, text) for i, text in enumerate(texts)],
         )
         for i, n in enumerate(cuts):
