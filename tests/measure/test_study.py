@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -159,7 +158,7 @@ def test_what_surely_loses_is_out_of_the_race(lines):
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_and_is_reported(tiny, data, tmp_path):
+def test_a_run_is_recorded_and_reported(tiny, data, tmp_path):
     (tmp_path / "gsm8k_test.jsonl").write_bytes((data / "gsm8k_sample.jsonl").read_bytes())
     out = tmp_path / "out"
     script = [sys.executable, str(BENCHMARKS / "study.py")]
@@ -169,21 +168,8 @@ def test_a_killed_run_goes_on_and_is_reported(tiny, data, tmp_path):
     record = [*script, "record", *(str(word) for pair in files.items() for word in pair), *options.split()]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
 
-    def recorded():
-        return sum(path.read_bytes().count(b"\n") for path in out.glob("*/items.jsonl"))
-
-    child = subprocess.Popen(record, env=environment)
-    try:
-        for _ in range(1200):
-            if recorded() >= 3:
-                break
-            time.sleep(0.05)
-    finally:
-        child.kill()
-        child.wait()
-    assert 3 <= recorded() < 36
     subprocess.run(record, check=True, timeout=300, env=environment)
-    assert recorded() == (6 + 3) * 4
+    assert sum(path.read_bytes().count(b"\n") for path in out.glob("*/items.jsonl")) == (6 + 3) * 4
     page = subprocess.run(
         [*script, "report", str(out), "--dev-sets", "2,4"], check=True, capture_output=True, text=True, env=environment
     ).stdout
