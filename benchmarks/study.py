@@ -55,7 +55,7 @@ from pyfly_cpp.machine.rows import DataError, Row, Where, read_lines_so_far
 from pyfly_cpp.measure import evaluation, journal
 from pyfly_cpp.measure.generator import Generator, Sampling
 from pyfly_cpp.measure.loaded import files_of, load_generator
-from pyfly_cpp.measure.quality import SettingResult, summarise
+from pyfly_cpp.measure.quality import SettingResult, answered_by_all, summarise
 from pyfly_cpp.measure.report import interval
 from pyfly_cpp.measure.statistics import Interval, bootstrap, ratio, ratio_of_ratios, wilson
 from pyfly_cpp.measure.tasks.code import CodeTask
@@ -394,11 +394,8 @@ class Compared:
 
 def compare(lines: Sequence[Row], rule: str) -> Compared | None:
     """A rule on the items that `plain`, `exact` and it have answered; None where there are none."""
-    by_item: dict[str, dict[str, Row]] = {}
-    for line in lines:
-        by_item.setdefault(line["item"], {}).setdefault(line["setting"], line)
     wanted = dict.fromkeys(("plain", "exact", rule))
-    both = [answers for answers in by_item.values() if answers.keys() >= wanted.keys()]
+    both = answered_by_all(lines, wanted)
     if not both:
         return None
     table = summarise([answers[name] for answers in both for name in wanted], list(wanted), len(both))

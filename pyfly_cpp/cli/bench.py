@@ -12,11 +12,18 @@ from typing import Any, NamedTuple
 
 import click
 
-from pyfly_cpp.cli import describe, if_interrupted
+from pyfly_cpp.cli import describe
 from pyfly_cpp.cli.headings import HeadedCommand, declares, number
 from pyfly_cpp.cli.kinds import PARALLEL_COUNTS, Int, Real, Written
 from pyfly_cpp.cli.loading import MODEL_ARGUMENT, Models, model_options
-from pyfly_cpp.cli.measuring import Session, choose_settings, open_session, require_outputs, show_table
+from pyfly_cpp.cli.measuring import (
+    Session,
+    choose_settings,
+    open_session,
+    require_outputs,
+    resume_if_interrupted,
+    show_table,
+)
 from pyfly_cpp.cli.options import SAMPLING_OPTIONS
 from pyfly_cpp.cli.progress import progress_bar
 from pyfly_cpp.cli.terminal import note, write, write_sentences
@@ -108,7 +115,7 @@ def command(
     force: bool,
     models: Models,
 ) -> None:
-    if_interrupted(f"Run the same command{', without --force,' if force else ''} to resume.")
+    resume_if_interrupted(force)
     gates = swept or {}
     wanted = [*settings, *(str(Decoding(gate)) for gate in gates.values())]
     chosen = choose_settings(models, wanted, without_plain, [as_in_chat(temperature)])

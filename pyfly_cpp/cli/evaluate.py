@@ -9,11 +9,10 @@ from typing import get_args
 
 import click
 
-from pyfly_cpp.cli import if_interrupted
 from pyfly_cpp.cli.headings import HeadedCommand, declares, number
 from pyfly_cpp.cli.kinds import PARALLEL_COUNT, SEED, Int
 from pyfly_cpp.cli.loading import Models, model_options
-from pyfly_cpp.cli.measuring import choose_settings, open_session, show_table, terminal_width
+from pyfly_cpp.cli.measuring import choose_settings, open_session, resume_if_interrupted, show_table, terminal_width
 from pyfly_cpp.cli.options import TEMPERATURE_OPTION
 from pyfly_cpp.cli.progress import progress_bar
 from pyfly_cpp.cli.terminal import note, write, write_sentences
@@ -106,7 +105,7 @@ def command(
     as_json: bool,
     models: Models,
 ) -> None:
-    if_interrupted(f"Run the same command{', without --force,' if force else ''} to resume.")
+    resume_if_interrupted(force)
     task = get_task(task_name)
     if isinstance(task, CodeTask):
         task = type(task)(task.limits, containment)

@@ -11,6 +11,7 @@ from typing import Any
 
 import llama_cpp
 
+from pyfly_cpp.cli import if_interrupted
 from pyfly_cpp.cli.loading import Models
 from pyfly_cpp.cli.terminal import shown, warn, write
 from pyfly_cpp.decoding import EXACT, PLAIN, Decoding, parse_settings
@@ -33,7 +34,7 @@ class Session:
     """The tools of a measuring command."""
 
     generator: Any
-    """A `Generator`, or a `ParallelGenerator` if there are several texts at a time."""
+    """A `Generator`, or a `ParallelGenerator` if there are several requests at a time."""
     machine: dict[str, Any]
     """Processor, load, versions."""
     models: dict[str, Any]
@@ -103,7 +104,7 @@ def open_session(models: Models, settings: Sequence[Decoding], n_parallel: int |
     """Loads the target and, to see that they fit, all that draft for `settings`; warns if the machine is busy.
 
     Args:
-        n_parallel: Texts at a time, each of n_ctx tokens, on a `ParallelGenerator`; None: one after the other.
+        n_parallel: Requests at a time, each of n_ctx tokens, on a `ParallelGenerator`; None: one after the other.
 
     Raises:
         ValueError, PyflyError, UsageError: a file is missing or unfit, or options or settings do not go together.
@@ -126,6 +127,11 @@ def open_session(models: Models, settings: Sequence[Decoding], n_parallel: int |
     }
     names = [f"{one} (if adaptive)" if one in default.may_be_left_out else str(one) for one in default.drafters]
     return Session(generator, machine, described, f"{' and '.join(names)} ({default.reason})")
+
+
+def resume_if_interrupted(force: bool) -> None:
+    """If Ctrl-C stops the command: that the same command, without --force, resumes it."""
+    if_interrupted(f"Run the same command{', without --force,' if force else ''} to resume.")
 
 
 def require_outputs(files: Sequence[str | None], force: bool, plot: str | None = None) -> None:

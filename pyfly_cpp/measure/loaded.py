@@ -28,7 +28,7 @@ def load_generator(
     drafts; and, to see that they fit, all that drafts.
 
     Args:
-        n_parallel: Texts at a time, on a `ParallelGenerator`; None: one after the other.
+        n_parallel: Requests at a time, on a `ParallelGenerator`; None: one after the other.
         **arguments: Of `FlyLlama`.
 
     Raises:

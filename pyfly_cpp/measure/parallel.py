@@ -1,7 +1,7 @@
 """Several generations at a time, on a `FlyBatch`, as one `Generator` decodes them one after the other.
 
 The seconds of what comes out are shares (shares.py), so that tokens over seconds is the throughput of the batch and not
-the speed of a text; `arrivals` are seconds that passed.
+the speed of a request; `arrivals` are seconds that passed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ParallelGenerator(Generator):
         self._when_idle(change)
 
     def forget_all(self) -> None:
-        """No text to come is served by what is evaluated of earlier ones. Waits until nothing runs."""
+        """No request to come is served by what is evaluated of earlier ones. Waits until nothing runs."""
         self._when_idle(self.llm.loaded.decoder.forget)
 
     def _when_idle(self, function: Callable[[], None]) -> None:

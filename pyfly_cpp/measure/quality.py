@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,14 +75,20 @@ class Table:
         return {**for_json(vars(self)), "baseline": BASELINE}
 
 
+def answered_by_all(lines: Iterable[Row], settings: Iterable[str]) -> list[dict[str, Row]]:
+    """The items that have a line for every setting: their lines by setting, the first one of each."""
+    by_item: dict[str, dict[str, Row]] = {}
+    for line in lines:
+        by_item.setdefault(line["item"], {}).setdefault(line["setting"], line)
+    wanted = set(settings)
+    return [answers for answers in by_item.values() if answers.keys() >= wanted]
+
+
 def summarise(
     lines: Sequence[Row], settings: Sequence[str], n_items: int, title: str = "", criterion: str = "correct"
 ) -> Table:
     """The table of the items that have a line for every setting."""
-    by_item: dict[str, dict[str, Row]] = {}
-    for line in lines:
-        by_item.setdefault(line["item"], {}).setdefault(line["setting"], line)
-    complete = [answers for answers in by_item.values() if all(setting in answers for setting in settings)]
+    complete = answered_by_all(lines, settings)
     groups = [next(iter(answers.values()))["group"] for answers in complete]
     columns = {setting: [answers[setting] for answers in complete] for setting in settings}
     rows = tuple(_result(setting, columns, groups) for setting in settings)

@@ -1,7 +1,7 @@
-"""Whose time it is when several texts run at the same time.
+"""Whose time it is when several requests run at the same time.
 
-While n texts run, each second is 1/n second of every one of them, so that tokens over seconds is the throughput of all.
-What the prompt of one of them takes is taken out: it held up nobody.
+While n requests run, each second is 1/n second of every one of them, so that tokens over seconds is the throughput of
+all. What the prompt of one of them takes is taken out: it held up nobody.
 """
 
 from __future__ import annotations
