@@ -27,8 +27,8 @@ from pyfly_cpp.serve.grammars import Constraint
 from pyfly_cpp.serve.requests import NumberedFields
 from pyfly_cpp.serve.served_model import Model
 from pyfly_cpp.serve.settings import Settings
+from pyfly_cpp.serve.streams import Entries
 from pyfly_cpp.serve.timings import Progress, Timings
-from pyfly_cpp.serve.written import Entries
 
 Event = dict[str, Any]
 

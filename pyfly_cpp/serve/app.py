@@ -32,10 +32,9 @@ from pyfly_cpp.serve.prompt_reading import ChatInput, ChatPrompt, input_of
 from pyfly_cpp.serve.responses import Response as ResponseAnswer
 from pyfly_cpp.serve.security import OWNER, App, client_of, guarded, refuse
 from pyfly_cpp.serve.service import Service
-from pyfly_cpp.serve.streams import ClientLeft, Sender, Whole, closing, header_of, while_there
+from pyfly_cpp.serve.streams import ClientLeft, Entries, Sender, Whole, closing, header_of, portions, while_there
 from pyfly_cpp.serve.text_completions import TextAnswer
 from pyfly_cpp.serve.timings import Progress
-from pyfly_cpp.serve.written import Entries, portions
 
 _ANY_SEED = 2**32 - 1
 """llama.cpp's word for a seed that is drawn."""

@@ -14,9 +14,9 @@ from pyfly_cpp.serve.prompt_reading import ChatInput, ChatPrompt, input_of
 from pyfly_cpp.serve.requests import ChatRequest
 from pyfly_cpp.serve.served_model import Model
 from pyfly_cpp.serve.settings import Settings
+from pyfly_cpp.serve.streams import Entries
 from pyfly_cpp.serve.thoughts import Budget, ThoughtReader
 from pyfly_cpp.serve.tools import Call
-from pyfly_cpp.serve.written import Entries
 
 
 class ChatAnswer(Shared):

@@ -12,9 +12,8 @@ from pyfly_cpp.serve.answer_requests import AnswerRequest
 from pyfly_cpp.serve.answers import Event
 from pyfly_cpp.serve.api_errors import ApiError, bad_request
 from pyfly_cpp.serve.chat import ChatAnswer
-from pyfly_cpp.serve.contents import read_content
 from pyfly_cpp.serve.prompt_reading import ChatInput
-from pyfly_cpp.serve.requests import ChatRequest, CountRequest, MessageRequest, _AnthropicMessage
+from pyfly_cpp.serve.requests import ChatRequest, CountRequest, MessageRequest, _AnthropicMessage, read_content
 from pyfly_cpp.serve.served_model import Model
 from pyfly_cpp.serve.settings import Settings
 from pyfly_cpp.serve.timings import Progress

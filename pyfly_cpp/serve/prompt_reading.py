@@ -10,8 +10,7 @@ from pyfly_cpp.engine.markers import THOUGHTS
 from pyfly_cpp.llama.prompting import Rendered
 from pyfly_cpp.serve.answers import read_format
 from pyfly_cpp.serve.api_errors import bad_request
-from pyfly_cpp.serve.contents import read_content
-from pyfly_cpp.serve.requests import ChatRequest, _Message
+from pyfly_cpp.serve.requests import ChatRequest, _Message, read_content
 from pyfly_cpp.serve.served_model import Model
 from pyfly_cpp.serve.settings import Settings
 from pyfly_cpp.serve.thoughts import opened_by

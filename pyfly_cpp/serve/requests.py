@@ -1,9 +1,10 @@
-"""The requests as pydantic models: what is checked, and what the description at /openapi.json shows.
+"""The requests as pydantic models: what is checked, what the description at /openapi.json shows, and the texts in them.
 
 Unknown fields are ignored, and named in a header of the response. A field that may be left out may also be null.
 """
 
 # No `from __future__ import annotations`: on Python 3.9, pydantic could not read `X | None` in a string.
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Optional, TypeVar, Union
 
 from pydantic import (
@@ -15,6 +16,8 @@ from pydantic import (
     model_validator,
 )
 from pydantic.functional_validators import ModelWrapValidatorHandler
+
+from pyfly_cpp.serve.api_errors import bad_request
 
 T = TypeVar("T", bound="RequestBody")
 
@@ -457,3 +460,33 @@ class DetokenizeRequest(RequestBody):
     """The body of /detokenize."""
 
     tokens: Annotated[list[_Token], Field(fail_fast=True), BeforeValidator(_all_whole)]
+
+
+def read_content(content: Union[str, Sequence[Union[_Part, _Block]], None], path: str) -> str:
+    """The text of a message. Raises ApiError: it has something else than text."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for part in content:
+        if part.type not in ("text", "input_text", "output_text", "refusal"):
+            raise bad_request(f"{path} has a part of the type {part.type[:40]!r}; this server takes text.", path)
+        texts.append(part.text or "")
+    return "".join(texts)
+
+
+def read_object(prompt: _Object, path: str) -> str:
+    """The text of a prompt that is an object: its `prompt_string`, or the parts of its `content`. Raises ApiError."""
+    if prompt.multimodal_data:
+        raise bad_request(f"{path} has multimodal_data; this server takes text.", path)
+    if prompt.prompt_string is not None:
+        return prompt.prompt_string
+    if not prompt.content:
+        raise bad_request(f"{path} has neither prompt_string nor content; give one of them.", path)
+    return read_content(prompt.content, path)
+
+
+def listed(prompt: Any) -> list[Any]:
+    """A list of prompts, whatever form it had: a list in which a token stands is one prompt."""
+    if not isinstance(prompt, list) or not {int, float}.isdisjoint(map(type, prompt)):
+        return [prompt]
+    return list(prompt)

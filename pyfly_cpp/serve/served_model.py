@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import inspect
 import json
@@ -11,7 +12,8 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from llama_cpp import LlamaGrammar
+import llama_cpp
+from llama_cpp import LlamaGrammar, llama_chat_format
 from llama_cpp.llama import LogitsProcessorList
 
 from pyfly_cpp.decoding import Decoding
@@ -24,8 +26,7 @@ from pyfly_cpp.llama.fly_batch import FlyBatch
 from pyfly_cpp.llama.prompting import Rendered, chat_handler, render_chat
 from pyfly_cpp.serve.answer_requests import AnswerRequest
 from pyfly_cpp.serve.api_errors import ApiError, bad_request
-from pyfly_cpp.serve.contents import read_object
-from pyfly_cpp.serve.templates import handler_of
+from pyfly_cpp.serve.requests import read_object
 
 _MOST_BYTES_OF_TOKEN = 64
 """A text that is longer than so many bytes for each token of the context is refused before it is read."""
@@ -45,9 +46,10 @@ class Model:
         """
         self.batch = batch
         self._llm: Any = batch.llama
+        self._loaded = batch.model
         self.n_vocab = int(self._llm.n_vocab())
-        self.n_batch = int(self._llm.n_batch)
-        self.template = str(self._llm.metadata.get("tokenizer.chat_template", ""))
+        self.n_batch = self._loaded.n_batch
+        self.template = str(self._loaded.metadata.get("tokenizer.chat_template", ""))
         if self._llm.chat_format != "chat_template.default":
             self.template = ""
         ends = {"bos_token": int(self._llm.token_bos()), "eos_token": int(self._llm.token_eos())}
@@ -61,18 +63,17 @@ class Model:
     @property
     def path(self) -> str:
         """The GGUF file."""
-        return str(self._llm.model_path)
+        return self._loaded.path
 
     @property
     def vocabulary(self) -> Vocabulary:
         """The vocabulary. Raises ValueError if the batch has failed."""
-        vocabulary: Vocabulary = self.batch.llama.vocabulary
-        return vocabulary
+        return self.batch.model.vocabulary
 
     @property
     def drafters(self) -> list[str]:
         """The drafters."""
-        return [str(drafter) for drafter in self._llm.resolved.drafters]
+        return [str(drafter) for drafter in self._loaded.resolved.drafters]
 
     @property
     def has_failed(self) -> bool:
@@ -218,7 +219,7 @@ class Model:
                 "enable_thinking": True, **(more or {})}  # fmt: skip
         handler = self._handler
         if not adds_prompt:
-            template = self.template or self._llm.metadata.get("tokenizer.chat_template", "")
+            template = self.template or self._loaded.metadata.get("tokenizer.chat_template", "")
             if not template:
                 raise bad_request("this model's chat format always begins an answer; leave add_generation_prompt out.",
                                   "add_generation_prompt")  # fmt: skip
@@ -292,3 +293,50 @@ def _with_arguments_as_texts(messages: Sequence[dict[str, Any]]) -> list[dict[st
         {**message, "tool_calls": list(map(call_of, message["tool_calls"]))} if message.get("tool_calls") else message
         for message in messages
     ]
+
+
+def built_in() -> list[str]:
+    """Names of llama.cpp's own templates."""
+    n = llama_cpp.llama_chat_builtin_templates(None, 0)
+    names = (ctypes.c_char_p * n)()
+    llama_cpp.llama_chat_builtin_templates(ctypes.cast(names, ctypes.POINTER(ctypes.c_char_p)), n)
+    return [name.decode() for name in names if name is not None]
+
+
+def handler_of(template: str, bos: str, eos: str, adds_prompt: bool = True) -> Any:
+    """A chat handler of llama-cpp-python.
+
+    Args:
+        template: In Jinja, or the name of a built-in one.
+        bos, eos: Texts of the tokens that a text begins and ends with.
+        adds_prompt: Whether the prompt ends with the beginning of an answer.
+
+    Raises:
+        ValueError: the template cannot be read.
+    """
+    if template in built_in():
+        return llama_chat_format.chat_formatter_to_chat_completion_handler(_BuiltIn(template, eos, adds_prompt))
+    try:
+        return llama_chat_format.Jinja2ChatFormatter(template, eos, bos, adds_prompt).to_chat_handler()
+    except Exception as error:  # jinja2's, which is no dependency of ours
+        raise ValueError(f"the chat template cannot be read: {error}; give one in Jinja, or a name.") from error
+
+
+class _BuiltIn:
+    """A formatter of llama-cpp-python."""
+
+    def __init__(self, name: str, eos: str, adds_prompt: bool) -> None:
+        self._name = name.encode()
+        self._eos = eos
+        self._adds_prompt = adds_prompt
+
+    def __call__(self, *, messages: Sequence[Any], **_: Any) -> llama_chat_format.ChatFormatterResponse:
+        given = [(message["role"].encode(), message["content"].encode()) for message in messages]
+        chat = (llama_cpp.llama_chat_message * len(given))(*given)
+        first: tuple[Any, ...] = (self._name, chat, len(given), self._adds_prompt)
+        n = max(0, llama_cpp.llama_chat_apply_template(*first, None, 0))
+        buffer = ctypes.create_string_buffer(n + 1)
+        llama_cpp.llama_chat_apply_template(*first, buffer, n + 1)
+        return llama_chat_format.ChatFormatterResponse(
+            prompt=buffer.raw[:n].decode(), stop=[self._eos] if self._eos else []
+        )

@@ -24,7 +24,7 @@ from pyfly_cpp.serve.answer_requests import AnswerRequest
 from pyfly_cpp.serve.answers import Answer
 from pyfly_cpp.serve.api_errors import ApiError, bad_request, internal, stopping
 from pyfly_cpp.serve.body import Received, read_json
-from pyfly_cpp.serve.embedder import Embedder
+from pyfly_cpp.serve.embeddings import Embedder
 from pyfly_cpp.serve.grammars import Constraint, Grammars
 from pyfly_cpp.serve.logs import Log
 from pyfly_cpp.serve.metrics import Metrics

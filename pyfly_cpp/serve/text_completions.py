@@ -9,11 +9,10 @@ from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.engine.output import Piece, Token, completion_logprobs, prompt_tokens
 from pyfly_cpp.serve.answers import Event, Shared, Told, read_format
 from pyfly_cpp.serve.api_errors import bad_request
-from pyfly_cpp.serve.contents import listed
-from pyfly_cpp.serve.requests import CompletionRequest
+from pyfly_cpp.serve.requests import CompletionRequest, listed
 from pyfly_cpp.serve.served_model import Model
 from pyfly_cpp.serve.settings import Settings
-from pyfly_cpp.serve.written import Entries
+from pyfly_cpp.serve.streams import Entries
 
 _DEFAULT_TOKENS = 16  # the protocol's own
 _N_AT_ONCE = 256

@@ -8,7 +8,7 @@ import threading
 import pytest
 from serving import BIG
 
-from pyfly_cpp.serve.written import Entries, portions
+from pyfly_cpp.serve.streams import Entries, portions
 
 
 def test_portions_are_the_json():

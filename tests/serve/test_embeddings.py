@@ -15,7 +15,7 @@ from test_manners import connected, until
 
 from pyfly_cpp import FlyBatch
 from pyfly_cpp.machine import memory
-from pyfly_cpp.serve.embedder import Embedder
+from pyfly_cpp.serve.embeddings import Embedder
 from pyfly_cpp.serve.settings import RequestLimits
 
 PATH = "/v1/embeddings"

@@ -10,7 +10,7 @@ from pyfly_cpp import FlyBatch
 from pyfly_cpp.decoding import EXACT as EXACT_DECODING
 from pyfly_cpp.serve.native import Infill
 from pyfly_cpp.serve.requests import InfillRequest
-from pyfly_cpp.serve.templates import built_in
+from pyfly_cpp.serve.served_model import built_in
 
 PROMPT = "Tom has 3 apples."
 MESSAGES = [{"role": "user", "content": "How many apples?"}]
@@ -157,7 +157,7 @@ def test_what_is_around_a_gap_is_cut(filling, n_extra, n_prefix, n_suffix):
 def test_the_ends_of_other_files_fill_the_context(filling, monkeypatch):
     server, ids = filling
     model = server.service.model
-    monkeypatch.setattr("pyfly_cpp.serve.infill._NEAR", 100)
+    monkeypatch.setattr("pyfly_cpp.serve.native._NEAR", 100)
     extra = [{"filename": f"{i}.py", "text": f"z = {i}\n" * 20} for i in range(16)]
     prompt = prompt_of(server, input_prefix="a", input_suffix="b", input_extra=extra)
     others = prompt[: prompt.index(ids["fim_pre"])]
