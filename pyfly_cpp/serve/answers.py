@@ -140,15 +140,23 @@ class Shared:
         if self.n * n_prompts > most:
             raise bad_request(f"the request asks for {self.n * n_prompts} answers; at most {most} are allowed.", "n")
 
+    def note(self, i: int, piece: Piece | Progress) -> dict[str, Any]:
+        """Takes note of tokens and times; the fields of an event that tell how far the prompt is, if it is to tell."""
+        self.timings[i].add(piece)
+        if isinstance(piece, Piece):
+            self.n_tokens[i] = piece.n_tokens
+            return {}
+        if not self.tells_progress:
+            return {}
+        return {"prompt_progress": self.timings[i].progress(), **self.told_times(i)}
+
     def add(self, i: int, piece: Piece | Progress) -> Iterable[Event]:
         """Takes note of tokens and times, and hands pieces on to `take`."""
-        self.timings[i].add(piece)
-        if isinstance(piece, Progress):
-            if self.tells_progress:
-                yield self.chunk([], prompt_progress=self.timings[i].progress(), **self.told_times(i))
-            return
-        self.n_tokens[i] = piece.n_tokens
-        yield from self.take(i, piece)
+        progress = self.note(i, piece)
+        if isinstance(piece, Piece):
+            yield from self.take(i, piece)
+        elif progress:
+            yield self.chunk([], **progress)
 
     def take(self, i: int, piece: Piece) -> Iterable[Event]:
         """Takes a piece of text i; the events that tell it."""

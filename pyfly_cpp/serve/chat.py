@@ -1,9 +1,10 @@
-"""/v1/chat/completions."""
+"""The answers of chats, whatever their protocol, and the codec of /v1/chat/completions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.engine.output import Piece
@@ -17,6 +18,24 @@ from pyfly_cpp.serve.settings import Settings
 from pyfly_cpp.serve.streams import Entries
 from pyfly_cpp.serve.thoughts import Budget, ThoughtReader
 from pyfly_cpp.serve.tools import Call
+
+
+class Delta(NamedTuple):
+    """A part that the answer of a chat has grown by: thoughts and text, or a call, or its end."""
+
+    thought: str = ""
+    text: str = ""
+    call: Call | None = None
+    """A call, with those of its arguments that are new."""
+    place: int = 0
+    """The number of the call, from 0."""
+    begins: bool = False
+    """Whether the call is a new one."""
+    finish: str | None = None
+    """Why the answer has ended, in the words of chat completions; None: it goes on."""
+    logprobs: dict[str, Any] | None = None
+    told: Mapping[str, Any] = MappingProxyType({})
+    """How the tokens came, if a client asked."""
 
 
 class ChatAnswer(Shared):
@@ -59,8 +78,21 @@ class ChatAnswer(Shared):
 
     def take(self, i: int, piece: Piece) -> Iterable[Event]:
         """Text, calls, the reason of the end."""
-        for choice in self._choices[i].add(piece):
+        for delta in self.deltas(i, piece):
+            choice = _event(i, self._shown(delta), delta.finish, delta.logprobs, **delta.told)
             yield self.chunk([choice], **self.told_times(i))
+
+    def deltas(self, i: int, piece: Piece) -> Iterable[Delta]:
+        """The parts that a piece adds to answer i."""
+        return self._choices[i].add(piece)
+
+    def _shown(self, delta: Delta) -> dict[str, Any]:
+        if delta.call is not None:
+            own = _call_of(delta.call) if delta.begins else {"function": {"arguments": delta.call.arguments}}
+            older, newer = {"function_call": own["function"]}, {"tool_calls": [{"index": delta.place, **own}]}
+            return older if self.prompt.is_older else newer
+        thought = {"reasoning_content": delta.thought} if delta.thought else {}
+        return {**thought, **({"content": delta.text} if delta.text else {})}
 
     def usage(self) -> dict[str, Any]:
         """Of all choices, with the number of tokens that are thoughts."""
@@ -101,8 +133,8 @@ class _Choice:
         self._finish: str | None = None
         self._told = Told()
 
-    def add(self, piece: Piece) -> Iterable[dict[str, Any]]:
-        """The choices of events."""
+    def add(self, piece: Piece) -> Iterable[Delta]:
+        """The parts that a piece adds."""
         thought, text = self._read(piece)
         text, self._before = self._before + text, ""
         if self._reader is not None:
@@ -123,13 +155,12 @@ class _Choice:
         if self._n_told:  # text stands behind the last call
             yield from self._tell_call(calls, len(self._n_told) - 1)
         if thought or text or logprobs or told:
-            delta = {"reasoning_content": thought} if thought else {}
-            yield _event(self._i, {**delta, **({"content": text} if text else {})}, None, logprobs, **told)
+            yield Delta(thought, text, logprobs=logprobs, told=told)
         for n in range(len(self._n_told), len(calls)):
             yield from self._tell_call(calls, n)
         if piece.finish is not None:
             self._finish = self._finish_of(piece.finish, calls)
-            yield _event(self._i, {}, self._finish)
+            yield Delta(finish=self._finish)
 
     def _read(self, piece: Piece) -> tuple[str, str]:
         """What a piece adds to the thoughts, and to the text. A piece may hold the end of the thoughts and more, so its
@@ -156,16 +187,14 @@ class _Choice:
         called = "function_call" if self._is_older else "tool_calls"
         return called if calls and finish == "stop" else finish
 
-    def _tell_call(self, calls: Sequence[Call], n: int) -> Iterable[dict[str, Any]]:
+    def _tell_call(self, calls: Sequence[Call], n: int) -> Iterable[Delta]:
         """What is new of a call."""
         is_new = n == len(self._n_told)
         self._n_told += [0] if is_new else []
         more = calls[n].arguments[self._n_told[n] :]
         self._n_told[n] += len(more)
         if is_new or more:
-            own = _call_of(calls[n]._replace(arguments=more)) if is_new else {"function": {"arguments": more}}
-            told_call = {"tool_calls": [{"index": n, **own}]}
-            yield _event(self._i, {"function_call": own["function"]} if self._is_older else told_call)
+            yield Delta(call=calls[n]._replace(arguments=more), place=n, begins=is_new)
 
     def whole(self) -> dict[str, Any]:
         """The choice of a response."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from pyfly_cpp.decoding import Decoding
@@ -17,7 +17,7 @@ from pyfly_cpp.serve.requests import ChatRequest, CountRequest, MessageRequest, 
 from pyfly_cpp.serve.served_model import Model
 from pyfly_cpp.serve.settings import Settings
 from pyfly_cpp.serve.timings import Progress
-from pyfly_cpp.serve.tools import read_arguments
+from pyfly_cpp.serve.tools import Call, read_arguments
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -55,16 +55,17 @@ class Message:
 
     def add(self, i: int, piece: Piece | Progress) -> Iterable[Event]:
         """Thoughts, text and calls."""
-        for chunk in self._chat.add(i, piece):
-            choice = chunk["choices"][0]
-            delta = choice["delta"]
-            for kind, field in (("thinking", "reasoning_content"), ("text", "content")):
-                if delta.get(field):
-                    yield from self._write(kind, delta[field])
-            for call in delta.get("tool_calls", ()):
-                yield from self._tell_call(call)
-            self._finish = choice["finish_reason"] or self._finish
-        if isinstance(piece, Piece) and piece.stop_string in self._stop_sequences and self._finish != "tool_calls":
+        self._chat.note(i, piece)
+        if not isinstance(piece, Piece):
+            return
+        for delta in self._chat.deltas(i, piece):
+            for kind, text in (("thinking", delta.thought), ("text", delta.text)):
+                if text:
+                    yield from self._write(kind, text)
+            if delta.call is not None:
+                yield from self._tell_call(delta.call, delta.begins)
+            self._finish = delta.finish or self._finish
+        if piece.stop_string in self._stop_sequences and self._finish != "tool_calls":
             self._stop_sequence = piece.stop_string
 
     def end(self) -> Iterable[Event]:
@@ -109,13 +110,12 @@ class Message:
         self._content[-1][kind] += text
         yield self._event("delta", delta={"type": _DELTAS[kind], kind: text})
 
-    def _tell_call(self, call: Mapping[str, Any]) -> Iterable[Event]:
-        own = call["function"]
-        if "id" in call:
-            yield from self._open({"type": "tool_use", "id": call["id"], "name": own["name"], "input": {}})
+    def _tell_call(self, call: Call, begins: bool) -> Iterable[Event]:
+        if begins:
+            yield from self._open({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
             self._arguments = ""
-        self._arguments += own["arguments"]
-        yield self._event("delta", delta={"type": "input_json_delta", "partial_json": own["arguments"]})
+        self._arguments += call.arguments
+        yield self._event("delta", delta={"type": "input_json_delta", "partial_json": call.arguments})
 
     def _open(self, block: dict[str, Any]) -> Iterable[Event]:
         yield from self._close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -59,20 +59,20 @@ class Response:
 
     def add(self, i: int, piece: Piece | Progress) -> Iterable[Event]:
         """Text and calls."""
-        for chunk in self._chat.add(i, piece):
-            times = {name: chunk[name] for name in ("prompt_progress", "timings") if name in chunk}
-            if not chunk["choices"]:
-                yield self._event("response.in_progress", response=self._state("in_progress"), **times)
-                continue
-            choice = chunk["choices"][0]
-            delta = choice["delta"]
-            for kind, field in (("reasoning", "reasoning_content"), ("message", "content")):
-                if delta.get(field):
-                    yield from self._write(kind, delta[field], **times)
-            for call in delta.get("tool_calls", ()):
-                yield from self._tell_call(call)
-            self._finish = choice["finish_reason"] or self._finish
-        self._cause = piece.cause if isinstance(piece, Piece) else None
+        progress = self._chat.note(i, piece)
+        if progress:
+            yield self._event("response.in_progress", response=self._state("in_progress"), **progress)
+        if not isinstance(piece, Piece):
+            return
+        times = self._chat.told_times(i)
+        for delta in self._chat.deltas(i, piece):
+            for kind, text in (("reasoning", delta.thought), ("message", delta.text)):
+                if text:
+                    yield from self._write(kind, text, **times)
+            if delta.call is not None:
+                yield from self._tell_call(delta.call, delta.begins)
+            self._finish = delta.finish or self._finish
+        self._cause = piece.cause
 
     def end(self) -> Iterable[Event]:
         """That it has ended."""
@@ -133,17 +133,16 @@ class Response:
         yield self._event("response.output_item.done", item=item, output_index=self._place)
         self._item = None
 
-    def _tell_call(self, call: Mapping[str, Any]) -> Iterable[Event]:
-        own = call["function"]
-        if "id" in call:
+    def _tell_call(self, call: Call, begins: bool) -> Iterable[Event]:
+        if begins:
             yield from self._finish_item()
             yield from self._begin_item({
-                "id": f"fc_{uuid.uuid4().hex}", "type": "function_call", "status": "in_progress", "call_id": call["id"],
-                "name": own["name"], "arguments": "",
+                "id": f"fc_{uuid.uuid4().hex}", "type": "function_call", "status": "in_progress", "call_id": call.id,
+                "name": call.name, "arguments": "",
             })  # fmt: skip
         assert self._item is not None
-        self._item["arguments"] += own["arguments"]
-        yield self._of_item("response.function_call_arguments.delta", delta=own["arguments"])
+        self._item["arguments"] += call.arguments
+        yield self._of_item("response.function_call_arguments.delta", delta=call.arguments)
 
     @property
     def _place(self) -> int:
