@@ -21,6 +21,11 @@ READ = (OPEN, CLOSE, FUNCTION, END_FUNCTION, PARAMETER, END_PARAMETER, *(text fo
 _MARKER = re.compile(r"</?\|?[A-Za-z_][\w|.-]*[>=]|\[/?[A-Z][A-Z_]+\]|#{2,} ?[A-Z][A-Za-z ]*:")
 
 
+def n_begun(text: str, marker: str) -> int:
+    """Characters at the end of a text that a marker begins with, and not all of it."""
+    return next((n for n in range(min(len(marker) - 1, len(text)), 0, -1) if text.endswith(marker[:n])), 0)
+
+
 def find_markers(text: str) -> set[str]:
     """The markers in a chat template or a conversation."""
     return set(_MARKER.findall(text))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 
-from pyfly_cpp.engine.markers import CLOSE, END_FUNCTION, END_PARAMETER, FUNCTION, OPEN, PARAMETER
+from pyfly_cpp.engine.markers import CLOSE, END_FUNCTION, END_PARAMETER, FUNCTION, OPEN, PARAMETER, n_begun
 from pyfly_cpp.serve.tools import Call, Tools, new_call
 
 _BETWEEN = frozenset(" \t\r\n,:0123456789+-.eEtrufalsn")
@@ -39,8 +39,6 @@ _FORMS = {"{": _JSON, "[": _JSON, "```json": _JSON, FUNCTION: _XML}
 """How calls begin, and the patterns of their parts: outside and inside of strings or values."""
 _HEAD = re.compile(r'\s*(?:```json\s*)?\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 _END = re.compile(r"\A\s*\}?\s*(?:```)?\s*")
-_BEGUN = re.compile(_begun(OPEN))
-_BEGUN_CLOSE = re.compile(_begun(CLOSE))
 _BEHIND_CALL = re.compile(rf"(?:\n|{CLOSE})+")  # it may be closed twice
 
 
@@ -76,8 +74,8 @@ class CallReader:
         """The rest of the text."""
         out = ""
         while self._open is not None:  # the answer may break off within a closing marker
-            begun = _BEGUN_CLOSE.search(self._held)
-            out += self._close(len(self._held) if begun is None else begun.start(), len(self._held))
+            n = len(self._held)
+            out += self._close(n - n_begun(self._held, CLOSE), n)
             out += self.add("")
         held, self._held = self._held, ""
         return out + ("" if self._is_after_call else held)
@@ -102,8 +100,7 @@ class CallReader:
         if mark:
             self._held, self._open = rest, _Open(OPEN)
         else:
-            begun = _BEGUN.search(self._held)
-            n = len(self._held) if begun is None else begun.start()
+            n = len(self._held) - n_begun(self._held, OPEN)
             before, self._held = self._held[:n], self._held[n:]
         return self._give(before)
 

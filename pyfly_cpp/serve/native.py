@@ -40,7 +40,7 @@ class Native(Shared):
         self.returns_tokens, self.wanted_fields = bool(body.return_tokens), body.response_fields
         self._texts = [_Text(self, i, request) for i, request in enumerate(self.requests)]
 
-    def _prompts(self, body: Any) -> list[list[int]]:
+    def _prompts(self, body: NativeRequest) -> list[list[int]]:
         given = listed(body.prompt)
         self.require_few(len(given))
         return [self.model.read(one, "prompt") for one in given]
@@ -80,7 +80,8 @@ class Native(Shared):
 class Infill(Native):
     """A completion between two texts."""
 
-    def _prompts(self, body: InfillRequest) -> list[list[int]]:
+    def _prompts(self, body: NativeRequest) -> list[list[int]]:
+        assert isinstance(body, InfillRequest)
         try:
             return [infill_prompt(self.model, body, self._max_tokens)]
         except ApiError as error:

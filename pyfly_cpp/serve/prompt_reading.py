@@ -10,7 +10,7 @@ from pyfly_cpp.engine.markers import THOUGHTS
 from pyfly_cpp.llama.prompting import Rendered
 from pyfly_cpp.serve.answers import read_format
 from pyfly_cpp.serve.api_errors import bad_request
-from pyfly_cpp.serve.requests import ChatRequest, _Message, read_content
+from pyfly_cpp.serve.requests import ChatRequest, _Message, read_content, wanted_call
 from pyfly_cpp.serve.served_model import Model
 from pyfly_cpp.serve.settings import Settings
 from pyfly_cpp.serve.thoughts import opened_by
@@ -37,14 +37,8 @@ def input_of(body: ChatRequest) -> ChatInput:
         *(tool.function.raw for tool in body.tools or ()),
         *(function.raw for function in body.functions or ()),
     ]
-    choice = body.tool_choice or body.function_call
-    wanted = None if choice is None else (choice, None) if isinstance(choice, str) else choice.wanted
-    return ChatInput(
-        body,
-        [_read_message(message, f"messages[{i}].content") for i, message in enumerate(body.messages)],
-        functions,
-        wanted,
-    )
+    messages = [_read_message(message, f"messages[{i}].content") for i, message in enumerate(body.messages)]
+    return ChatInput(body, messages, functions, wanted_call(body.tool_choice or body.function_call))
 
 
 def _read_message(message: _Message, path: str) -> dict[str, Any]:

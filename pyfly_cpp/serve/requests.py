@@ -253,28 +253,13 @@ class _Tool(RequestBody):
 class _Named(RequestBody):
     name: str
 
-    @property
-    def wanted(self) -> tuple[str, Optional[str]]:
-        """none, auto or required, and the only function that may be called."""
-        return "required", self.name
-
 
 class _ToolChoice(RequestBody):
     function: _Named
 
-    @property
-    def wanted(self) -> tuple[str, Optional[str]]:
-        """As of a function's name."""
-        return self.function.wanted
-
 
 class _ChoiceObject(RequestBody):
     type: _ChoiceWord
-
-    @property
-    def wanted(self) -> tuple[str, Optional[str]]:
-        """As of a function's name."""
-        return self.type, None
 
 
 _FUNCTIONS = _only("function", what="functions")
@@ -460,6 +445,15 @@ class DetokenizeRequest(RequestBody):
     """The body of /detokenize."""
 
     tokens: Annotated[list[_Token], Field(fail_fast=True), BeforeValidator(_all_whole)]
+
+
+def wanted_call(choice: Union[str, _Named, _ToolChoice, _ChoiceObject, None]) -> Optional[tuple[str, Optional[str]]]:
+    """none, auto or required, and the only function that may be called; None if the request leaves it open."""
+    if choice is None or isinstance(choice, _ToolChoice):
+        return None if choice is None else ("required", choice.function.name)
+    if isinstance(choice, _Named):
+        return "required", choice.name
+    return choice if isinstance(choice, str) else choice.type, None
 
 
 def read_content(content: Union[str, Sequence[Union[_Part, _Block]], None], path: str) -> str:

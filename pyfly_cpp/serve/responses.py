@@ -15,7 +15,15 @@ from pyfly_cpp.serve.answers import Event
 from pyfly_cpp.serve.api_errors import ApiError, bad_request
 from pyfly_cpp.serve.chat import ChatAnswer
 from pyfly_cpp.serve.prompt_reading import ChatInput
-from pyfly_cpp.serve.requests import ChatRequest, ResponseRequest, SharedFields, ThinkingFields, _Item, read_content
+from pyfly_cpp.serve.requests import (
+    ChatRequest,
+    ResponseRequest,
+    SharedFields,
+    ThinkingFields,
+    _Item,
+    read_content,
+    wanted_call,
+)
 from pyfly_cpp.serve.served_model import Model
 from pyfly_cpp.serve.settings import Settings
 from pyfly_cpp.serve.timings import Progress
@@ -247,9 +255,7 @@ def _as_chat(body: ResponseRequest) -> ChatInput:
         parallel_tool_calls=body.parallel_tool_calls,
     )
     functions = [{name: value for name, value in tool.raw.items() if name != "type"} for tool in body.tools or ()]
-    choice = body.tool_choice
-    wanted = None if choice is None else (choice, None) if isinstance(choice, str) else choice.wanted
-    return ChatInput(chat, messages, functions, wanted)
+    return ChatInput(chat, messages, functions, wanted_call(body.tool_choice))
 
 
 def _as_message(item: _Item, path: str) -> dict[str, Any]:

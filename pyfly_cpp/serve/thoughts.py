@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pyfly_cpp.engine.markers import THOUGHTS
+from pyfly_cpp.engine.markers import THOUGHTS, n_begun
 
 
 class ThoughtReader:
@@ -50,7 +50,7 @@ class ThoughtReader:
     @property
     def missing(self) -> str:
         """The part of it that the text does not end with."""
-        return self.closing[_n_of_marker(self._held, self.closing) :]
+        return self.closing[n_begun(self._held, self.closing) :]
 
     def add(self, text: str) -> tuple[str, str]:
         """The known part of (thoughts, answer) with this text."""
@@ -70,7 +70,7 @@ class ThoughtReader:
         if self._closing is not None:
             before, mark, behind = self._held.partition(self._closing)
             if not mark:
-                n = _n_begun(before, self._closing)
+                n = _n_doubtful(before, self._closing)
                 thoughts, self._held = self._without_edge(before[: len(before) - n]), before[len(before) - n :]
                 return thoughts, ""
             thoughts = self._without_edge(before).rstrip()
@@ -89,14 +89,9 @@ class ThoughtReader:
         return text
 
 
-def _n_of_marker(text: str, marker: str) -> int:
-    """Characters at the end of a text that a marker begins with, and not all of it."""
-    return next((n for n in range(min(len(marker) - 1, len(text)), 0, -1) if text.endswith(marker[:n])), 0)
-
-
-def _n_begun(text: str, marker: str) -> int:
+def _n_doubtful(text: str, marker: str) -> int:
     """Characters at the end of a text that are blanks, or that a marker may begin with, or both."""
-    n = _n_of_marker(text, marker)
+    n = n_begun(text, marker)
     return n + len(text[: len(text) - n]) - len(text[: len(text) - n].rstrip())
 
 
