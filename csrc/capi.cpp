@@ -59,7 +59,7 @@ void require_slot(const pyfly_batch * batch, int32_t slot) {
 extern "C" {
 
 int32_t pyfly_abi_version(void) {
-    return 7;
+    return 8;
 }
 
 const char * pyfly_llama_cpp_python_version(void) {
@@ -269,15 +269,8 @@ pyfly_status pyfly_batch_begin(pyfly_batch * batch, int32_t slot, const pyfly_re
         const bool is_known = request->n_evaluated < 0;
         pyfly::GateExpression gate(request->gate, request->n_gate);
         std::unique_ptr<pyfly::Sampler> sampler = pyfly::make_sampler(
-            request->sampler_chain, pyfly::Judge::keeps_shaped_rows(gate, request->trace != 0), gate.draws());
-        pyfly::RequestConfig config = {std::move(gate),
-                                       request->window,
-                                       request->trace != 0,
-                                       request->keep_rows != 0,
-                                       request->resumable != 0,
-                                       request->all_rows != 0,
-                                       batch->impl.draft_max(request->draft_max),
-                                       request->owner};
+            request->sampler_chain, pyfly::Judge::keeps_shaped_rows(gate, request->settings.trace != 0), gate.draws());
+        pyfly::RequestConfig config = {request->settings, std::move(gate), batch->impl.draft_max(request->draft_max)};
         batch->impl.begin(slot, std::move(config),
                           std::vector<int32_t>(request->history, request->history + request->n_history),
                           is_known ? std::nullopt : std::optional<size_t>(static_cast<size_t>(request->n_evaluated)),

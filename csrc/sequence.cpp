@@ -47,7 +47,7 @@ void Sequence::begin(RequestConfig config, std::vector<int32_t> history, std::op
         throw Error(PYFLY_STATUS_INVALID, "a sequence needs at least one token that is not evaluated yet");
     }
     require_request(history);
-    auto judge = std::make_unique<Judge>(*vocabulary_, config.gate, config.window, config.trace, answer_begin,
+    auto judge = std::make_unique<Judge>(*vocabulary_, config.gate, config.window, config.trace != 0, answer_begin,
                                          std::move(sampler), random); // throws
     is_active_ = false;
     const size_t n_held = n_evaluated ? *n_evaluated : memory_.n_common(history.data(), history.size() - 1);
@@ -61,7 +61,7 @@ void Sequence::begin(RequestConfig config, std::vector<int32_t> history, std::op
     judge_ = std::move(judge);
     config_ = std::move(config);
     transcript_.begin(std::move(history), static_cast<size_t>(target_->n_vocab()),
-                      {config_.keep_rows, config_.resumable});
+                      {config_.keep_rows != 0, config_.resumable != 0});
     choose_kept(n_held);
     planned_ = Planned::nothing;
     prompt_row_begin_ = prompt_row_end_ = 0;

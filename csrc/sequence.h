@@ -14,15 +14,9 @@
 namespace pyfly {
 
 // How a request is decoded.
-struct RequestConfig {
+struct RequestConfig : pyfly_request_settings {
     GateExpression gate;
-    pyfly_window_config window;
-    bool trace;                     // measure entropy, margin and logprob of every token
-    bool keep_rows;                 // keep the raw logits row behind every committed token until the next step
-    bool resumable;                 // resume() may follow a step
-    bool all_rows;                  // keep every row of the prompt, one batch at a time, for prompt_row()
     std::vector<int32_t> draft_max; // by drafter: most tokens it drafts in a step, 0: it is not asked
-    int32_t owner = 0;              // pyfly_request.owner
 };
 
 // The state between two steps:
@@ -129,7 +123,7 @@ class Sequence {
     const Vocabulary * vocabulary_;
     Memory memory_;
     Evaluate evaluate_;
-    RequestConfig config_ = {GateExpression::exact(), {}, false, false, false, false, {}};
+    RequestConfig config_ = {{}, GateExpression::exact(), {}};
     Transcript transcript_;
     std::unique_ptr<Judge> judge_;
     bool is_active_ = false;

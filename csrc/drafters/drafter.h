@@ -50,7 +50,7 @@ struct DraftRequest {
     DraftStop stop = {};
 
     bool is_independent = false; // its gate lets drafts change the answer, and other requests must not
-    int32_t owner = 0;           // pyfly_request.owner
+    int32_t owner = 0;           // pyfly_request_settings.owner
 };
 
 // A drafter holds its weights once and, for each of n_slots requests, what it has seen of it. It is always shown a
@@ -106,7 +106,7 @@ class Drafter {
     virtual void forget(int32_t slot) { (void) slot; }
 
     // A request has ended, of which the caller was given all of `history`: the answer is what follows its first
-    // n_prompt tokens. owner: pyfly_request.owner.
+    // n_prompt tokens. owner: pyfly_request_settings.owner.
     virtual void ended(const std::vector<int32_t> & history, size_t n_prompt, int32_t owner) {
         (void) history, (void) n_prompt, (void) owner;
     }

@@ -599,9 +599,21 @@ pyfly_status pyfly_batch_measure(pyfly_batch * batch, pyfly_costs * out, pyfly_e
  * pyfly_batch_configure before; INVALID for numbers out of range, and then nothing changes. */
 pyfly_status pyfly_batch_expect(pyfly_batch * batch, const pyfly_costs * costs, pyfly_error * error);
 
-/* The free slot that holds most of what history[n_history] of this owner (pyfly_request.owner) begins with, -1 if every
- * slot is taken. */
+/* The free slot that holds most of what history[n_history] of this owner (pyfly_request_settings.owner) begins with, -1
+ * if every slot is taken. */
 int32_t pyfly_batch_find_slot(const pyfly_batch * batch, const int32_t * history, size_t n_history, int32_t owner);
+
+/* How a request is decoded and what is kept of it, apart from gate and draft lengths. */
+typedef struct pyfly_request_settings {
+    pyfly_window_config window;
+    int32_t trace;     /* 1: measure entropy, margin and logprob of every token */
+    int32_t keep_rows; /* 1: keep the raw logits row behind every committed token until the next iteration */
+    int32_t resumable; /* 1: pyfly_batch_resume may follow a step; costs a copy of the sampler for each token but the
+                          last of a step */
+    int32_t all_rows;  /* 1: every row of the prompt is kept for pyfly_batch_prompt_row, a chunk at a time */
+    int32_t owner; /* whose it is: of others nothing is used, neither what was evaluated nor, in prompt lookup, their
+                      answers */
+} pyfly_request_settings;
 
 typedef struct pyfly_request {
     const int32_t * history; /* copied */
@@ -612,15 +624,8 @@ typedef struct pyfly_request {
                                 live until the request ends or another begins in its slot */
     const pyfly_gate_node * gate; /* copied */
     size_t n_gate;
-    pyfly_window_config window;
     const int32_t * draft_max; /* one for each drafter of the batch, 0: it is not asked; NULL: those of the batch */
-    int32_t trace;             /* 1: measure entropy, margin and logprob of every token */
-    int32_t keep_rows;         /* 1: keep the raw logits row behind every committed token until the next iteration */
-    int32_t resumable;         /* 1: pyfly_batch_resume may follow a step; costs a copy of the sampler for each token
-                                  but the last of a step */
-    int32_t all_rows;          /* 1: every row of the prompt is kept for pyfly_batch_prompt_row, a chunk at a time */
-    int32_t owner; /* whose it is: of others nothing is used, neither what was evaluated nor, in prompt lookup,
-                      their answers */
+    pyfly_request_settings settings;
 } pyfly_request;
 
 /* A request begins in a slot; one that runs there is forgotten. An error changes nothing, unless the target's memory

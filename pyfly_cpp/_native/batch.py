@@ -204,18 +204,14 @@ class Slot:
         take_failure: TakeFailure | None = None,
         n_room: int | None = None,
         draft_max: Sequence[int] | None = None,
-        trace: bool = False,
-        keep_rows: bool = False,
-        resumable: bool = False,
-        all_rows: bool = False,
-        owner: int = 0,
+        **settings: int,
     ) -> None:
         """A text begins of which the target's memory holds the first n_evaluated tokens (None: as many as the batch
         knows of). `sampler` is a llama_cpp LlamaSampler, whose
         chain is copied and whose Python functions are kept alive, or None for the argmax; what these raise cannot pass
         through C, `take_failure` returns it after a step. `n_room`: as of `want`, None: no limit. `draft_max`: one for
-        each drafter, or None for those of the batch. `owner`: whose it is, see pyfly.h. An error leaves the text
-        as it was that ran before, unless the target's memory could not be cut."""
+        each drafter, or None for those of the batch. `settings`: fields of `pyfly_request_settings`, such as `trace`.
+        An error leaves the text as it was that ran before, unless the target's memory could not be cut."""
         array = boundary.tokens("the prompt", history)
         nodes = gate_array(gate)
         limits = ffi.NULL if draft_max is None else ffi.new("int32_t[]", list(draft_max))
@@ -230,13 +226,8 @@ class Slot:
                 "sampler_chain": ffi.NULL if sampler is None else void_pointer(sampler.sampler),
                 "gate": nodes,
                 "n_gate": len(nodes),
-                "window": window_fields(window),
                 "draft_max": limits,
-                "trace": int(trace),
-                "keep_rows": int(keep_rows),
-                "resumable": int(resumable),
-                "all_rows": int(all_rows),
-                "owner": owner,
+                "settings": {"window": window_fields(window), **settings},
             },
         )
         check(lib.pyfly_batch_begin, self._pointer, self.number, request)

@@ -221,9 +221,9 @@ pyfly_request request_of(const std::vector<int32_t> & text, const pyfly_gate_nod
     request.gate = &gate;
     request.n_gate = 1;
     const int32_t rule = random_int(0, 1);
-    request.window = {random_int(0, 6), rule, -1, rule == PYFLY_WINDOW_RECONVERGE ? random_int(0, 1) : 0};
-    request.trace = random_int(0, 1);
-    request.keep_rows = random_int(0, 1);
+    request.settings.window = {random_int(0, 6), rule, -1, rule == PYFLY_WINDOW_RECONVERGE ? random_int(0, 1) : 0};
+    request.settings.trace = random_int(0, 1);
+    request.settings.keep_rows = random_int(0, 1);
     return request;
 }
 

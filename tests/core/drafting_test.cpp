@@ -75,9 +75,9 @@ struct Texts {
     }
 
     void begin(int32_t slot, pyfly::GateExpression gate) {
-        const pyfly_window_config window = {0, PYFLY_WINDOW_AGREE, -1, 0};
-        batch.begin(slot, {std::move(gate), window, false, false, false, false, batch.draft_max(nullptr), 0}, {2, 3},
-                    std::nullopt, pyfly::make_sampler(nullptr, false, false));
+        const pyfly_request_settings settings = {{0, PYFLY_WINDOW_AGREE, -1, 0}, 0, 0, 0, 0, 0};
+        batch.begin(slot, {settings, std::move(gate), batch.draft_max(nullptr)}, {2, 3}, std::nullopt,
+                    pyfly::make_sampler(nullptr, false, false));
     }
 
     const std::vector<int32_t> & history(int32_t slot) const { return batch.at(slot).transcript().history(); }
