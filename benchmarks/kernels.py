@@ -1,12 +1,13 @@
 """What a batch costs by its number of tokens: llama.cpp's kernels against ours.
 
-    python benchmarks/kernels.py --model MODEL [--as Q4_K_M,Q6_K,...] [--rows 1,2,3,4,6,8,12,16,32] [--behind 16]
-        [--repeats 7] [--threads N] [--gpu-layers N] [--changes]
+    python benchmarks/kernels.py --model MODEL [--as Q4_K_M,Q6_K,...] [--rows 1,2,3,4,6,8,12,16,32] [--behind 16,8000]
+        [--cache q8_0] [--repeats 7] [--threads N] [--gpu-layers N] [--changes]
     python benchmarks/kernels.py --attention 1024 [--repeats 7] [--threads N]
 
 The same model is loaded twice, with kernels="stock" and "auto", both with flash attention. Both evaluate batches of the
 same random tokens behind the same beginning, in turns, so that whatever else the machine does slows both alike. Times
-are medians; the ratio is the median of the ratios of neighbours in time, with its range. The last lines compare the
+are medians; the ratio is the median of the ratios of neighbours in time, with its range. --behind has a table for each
+length of the beginning, and --cache is the type of its K and V. The last lines compare the
 logits of tokens that were evaluated alone with those of the same tokens in batches.
 
 --attention times attention alone, to so many cells: eight heads of 128 in two groups, the shortest of the repeats.
@@ -38,6 +39,7 @@ from common import markdown, print_machine, spread
 
 from pyfly_cpp import FlyLlama, _native
 from pyfly_cpp.machine import kernels
+from pyfly_cpp.machine.cache_types import CACHE_WORDS
 from pyfly_cpp.machine.programs import quantize
 from pyfly_cpp.machine.threads import physical_cores
 
@@ -53,6 +55,7 @@ class Side:
         self.llm = FlyLlama(
             path, kernels=choice, n_ctx=n_ctx, n_batch=MOST_BATCH, n_threads=given.threads,
             n_threads_batch=given.threads, n_gpu_layers=given.gpu_layers, flash_attn=True, verbose=False,
+            type_k=CACHE_WORDS[given.cache], type_v=CACHE_WORDS[given.cache],
         )  # fmt: skip
         self.seconds_to_load = time.perf_counter() - begin
         self.batch = llama_cpp.llama_batch_init(MOST_BATCH, 0, 1)
@@ -117,49 +120,51 @@ def rows_of(given: argparse.Namespace) -> list[int]:
     return [int(n) for n in given.rows.split(",")]
 
 
-def open_sides(path: str, choices: Sequence[str], given: argparse.Namespace) -> tuple[list[Side], list[int]]:
+def open_sides(
+    path: str, choices: Sequence[str], given: argparse.Namespace, n_before: int
+) -> tuple[list[Side], list[int]]:
     """A model with each choice of kernels, behind the same beginning, and the tokens that may follow."""
     n_most = max(rows_of(given))
-    sides = [Side(path, choice, given, given.behind + n_most) for choice in choices]
-    tokens = np.random.default_rng(1).integers(0, sides[0].llm.n_vocab(), given.behind + n_most).tolist()
-    before, behind = tokens[: given.behind], tokens[given.behind :]
+    sides = [Side(path, choice, given, n_before + n_most) for choice in choices]
+    tokens = np.random.default_rng(1).integers(0, sides[0].llm.n_vocab(), n_before + n_most).tolist()
+    before, behind = tokens[:n_before], tokens[n_before:]
     for side in sides:
         for i in range(0, len(before), MOST_BATCH):
             side.evaluate(before[i : i + MOST_BATCH], i)
-        side.evaluate(behind[:16], given.behind)
+        side.evaluate(behind[:16], n_before)
     return sides, behind
 
 
-def print_changes(path: str, name: str, given: argparse.Namespace) -> None:
+def print_changes(path: str, name: str, given: argparse.Namespace, n_before: int) -> None:
     """Batches of one size in a row, and each between two of one token."""
-    (side,), behind = open_sides(path, ["auto"], given)
+    (side,), behind = open_sides(path, ["auto"], given, n_before)
 
     def ms(sizes: Sequence[int]) -> list[float]:
-        times = [[1e3 * side.evaluate(behind[:n], given.behind) for n in sizes] for _ in range(given.repeats + 2)]
+        times = [[1e3 * side.evaluate(behind[:n], n_before) for n in sizes] for _ in range(given.repeats + 2)]
         return [median(column) for column in zip(*times[2:])]  # the first two warm up
 
     rows = []
     for n in rows_of(given):
         (again,) = ms([n])
         rows.append([str(n), *(f"{one:.2f}" for one in (again, *ms([n, 1])))])
-    print(f"\n{name}, behind {given.behind} tokens, milliseconds\n")
+    print(f"\n{name}, behind {n_before} tokens, milliseconds\n")
     print(markdown(["tokens", "the same again", "behind 1 token", "then 1 token"], rows))
     side.llm.close()
 
 
-def compare(path: str, name: str, given: argparse.Namespace, speeds: dict[str, float]) -> None:
+def compare(path: str, name: str, given: argparse.Namespace, n_before: int, speeds: dict[str, float]) -> None:
     """Prints a model's table."""
     rows = rows_of(given)
-    sides, behind = open_sides(path, kernels.CHOICES[::-1], given)
+    sides, behind = open_sides(path, kernels.CHOICES[::-1], given, n_before)
     llm = sides[0].llm
     times: dict[int, list[tuple[float, ...]]] = {n: [] for n in rows}
     for _ in range(given.repeats):
         for n in rows:
-            times[n].append(tuple(side.evaluate(behind[:n], given.behind) for side in sides))
+            times[n].append(tuple(side.evaluate(behind[:n], n_before) for side in sides))
 
     single = [median(pair[i] for pair in times[rows[0]]) for i in (0, 1)]
     loads = " and ".join(f"{side.seconds_to_load:.1f}" for side in sides)
-    print(f"\n{name}, behind {given.behind} tokens; loaded in {loads} s")
+    print(f"\n{name}, {given.cache} cache, behind {n_before} tokens; loaded in {loads} s")
     print(f"\n| tokens | stock, ms | ours, ms | stock / ours | stock, of {rows[0]} | ours, of {rows[0]} |")
     print("| ---: | ---: | ---: | --- | ---: | ---: |")
     for n in rows:
@@ -176,7 +181,7 @@ def compare(path: str, name: str, given: argparse.Namespace, speeds: dict[str, f
             f"{speeds['memory']:.1f} GB/s; {n_weights / 1e9 / speeds[isa] * 1e3:.1f} ms a token for "
             f"{n_weights / 1e9:.2f} G products at {speeds[isa]:.0f} G/s ({isa})"
         )
-    print_differences(sides, behind[: min(16, max(rows))], given.behind)
+    print_differences(sides, behind[: min(16, max(rows))], n_before)
     for side in sides:
         side.llm.close()
 
@@ -203,7 +208,8 @@ def main() -> None:
     parser.add_argument("--changes", action="store_true", help="what a change of the batch's size costs")
     parser.add_argument("--as", dest="types", default="", metavar="TYPES")
     parser.add_argument("--rows", default="1,2,3,4,6,8,12,16,32")
-    parser.add_argument("--behind", type=int, default=16, metavar="N")
+    parser.add_argument("--behind", default="16", metavar="N,...")
+    parser.add_argument("--cache", default="f16", choices=sorted(CACHE_WORDS))
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int, default=physical_cores())
     parser.add_argument("--gpu-layers", type=int, default=0, metavar="N", help="layers on the GPU, -1: all")
@@ -212,14 +218,15 @@ def main() -> None:
     print(f"kernels: {kernels.verdict().reason}; {given.threads} threads, {given.repeats} repeats")
     if given.attention:
         return print_attention(given.attention, given.threads, given.repeats)
-    if given.changes:
-        return print_changes(given.model, Path(given.model).name, given)
     speeds = roofline(given.threads)
-    if not given.types:
-        compare(given.model, Path(given.model).name, given, speeds)
-    for name in filter(None, given.types.split(",")):
-        with tempfile.TemporaryDirectory() as folder:
-            compare(quantised(given.model, name, folder), name, given, speeds)
+    with tempfile.TemporaryDirectory() as folder:
+        for kind in given.types.split(","):
+            path = quantised(given.model, kind, folder) if kind else given.model
+            for n_before in map(int, given.behind.split(",")):
+                if given.changes:
+                    print_changes(path, kind or Path(path).name, given, n_before)
+                else:
+                    compare(path, kind or Path(path).name, given, n_before, speeds)
 
 
 if __name__ == "__main__":
