@@ -29,7 +29,7 @@ InstructionSet choose() {
         __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
     if (is_allowed("avx512vnni") && has_avx2 && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni")) {
-        return {"avx512vnni", avx512vnni::products, &avx2::attention};
+        return {"avx512vnni", avx512vnni::products, &avx512vnni::attention};
     }
 #ifdef PYFLY_AVXVNNI
     if (is_allowed("avxvnni") && has_avx2 && __builtin_cpu_supports("avxvnni")) {

@@ -58,6 +58,10 @@ void watch(ggml_backend_buffer_t buffer, CellOrder & order) {
 
 } // namespace
 
+bool are_cells(ggml_type type) {
+    return type == GGML_TYPE_F16 || type == GGML_TYPE_BF16 || type == GGML_TYPE_Q8_0 || type == GGML_TYPE_Q4_0;
+}
+
 // ---- The order ------------------------------------------------------------------------------------------------------
 
 bool CellOrder::Written::ends_with(const std::vector<int32_t> & last) const {
@@ -160,7 +164,7 @@ size_t CellOrder::n_caches() {
 
 bool CellWriter::is_write(const ggml_tensor * op) {
     const ggml_tensor * cache = op->view_src;
-    return cache != nullptr && cache->buffer != nullptr && cache->type == GGML_TYPE_F16 && op->data == cache->data &&
+    return cache != nullptr && cache->buffer != nullptr && are_cells(cache->type) && op->data == cache->data &&
            cache->ne[2] == 1 && op->ne[1] == cache->ne[1] && op->src[1]->ne[1] == 1 && op->src[1]->ne[2] == 1;
 }
 

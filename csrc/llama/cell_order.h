@@ -11,6 +11,9 @@
 
 namespace pyfly {
 
+// Whether cells of this type can be attended to by CpuAttention: F16, BF16, Q8_0, Q4_0.
+bool are_cells(ggml_type type);
+
 // One cache of llama.cpp is one buffer, whose layers all have the same cells; CellOrder knows it by the buffer's
 // address.
 class CellOrder {

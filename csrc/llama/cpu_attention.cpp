@@ -12,12 +12,16 @@ namespace pyfly {
 namespace {
 
 using ggml_internal::ComputeParams;
+using kernels::CellType;
 using kernels::tile;
 
-constexpr size_t most_scores = size_t{1} << 20; // floats of rows that are taken together
-constexpr size_t most_queries = 256;            // of a tile at once
-constexpr uint16_t minus_infinity = 0xFC00;     // in F16
-constexpr uint16_t exponent = 0x7C00;           // in F16: all bits of it where a number is not finite
+constexpr size_t most_scores = size_t{1} << 20;   // floats of a task
+constexpr size_t most_rows = 32;                  // of a task
+constexpr size_t most_cut = size_t{1} << 23;      // floats of tasks that all threads work at
+constexpr size_t most_marks = size_t{1} << 20;    // of all texts together: whether one sees a cell
+constexpr size_t worth_sharing = size_t{1} << 16; // numbers of masks: fewer are read by one thread
+constexpr size_t least_columns = 16;              // of values that a thread adds
+constexpr uint16_t minus_infinity = 0xFC00;       // in F16
 
 size_t size_of(const ggml_tensor * tensor, int dimension) {
     return static_cast<size_t>(tensor->ne[dimension]);
@@ -28,21 +32,39 @@ template <class T> T * at(const ggml_tensor * tensor, size_t i1, size_t i2, size
                                  i3 * tensor->nb[3]);
 }
 
+// Of a tensor for which are_cells() holds.
+CellType cell_type(const ggml_tensor * tensor) {
+    switch (tensor->type) {
+        case GGML_TYPE_BF16:
+            return CellType::bf16;
+        case GGML_TYPE_Q8_0:
+            return CellType::q8_0;
+        case GGML_TYPE_Q4_0:
+            return CellType::q4_0;
+        default:
+            return CellType::f16;
+    }
+}
+
 // The sizes of an operation: q[key_size, n_rows, n_heads, n_streams], k[key_size, n_cells, n_groups, n_streams],
 // v[value_size, n_cells, n_groups, n_streams], mask[n_cells, n_rows, 1, 1 or n_streams], sinks[n_heads] or none, and
 // out[value_size, n_heads, n_rows, n_streams]. A group is the heads that share keys and values.
 struct Shape {
     size_t key_size, value_size, n_rows, n_heads, n_streams, n_groups, n_each, n_cells, n_tiles;
-    size_t n_together; // rows whose scores the work memory holds
+    size_t n_texts; // that are taken together at most
+    size_t n_block; // rows of a task at most
 
     explicit Shape(const ggml_tensor * op)
         : key_size(size_of(op->src[1], 0)), value_size(size_of(op->src[2], 0)), n_rows(size_of(op->src[0], 1)),
           n_heads(size_of(op->src[0], 2)), n_streams(size_of(op->src[0], 3)), n_groups(size_of(op->src[1], 2)),
           n_each(n_heads / n_groups), n_cells(size_of(op->src[1], 1)), n_tiles((n_cells + tile - 1) / tile),
-          n_together(std::clamp<size_t>(most_scores / (n_heads * n_tiles * tile), 1, n_rows)) {}
+          n_texts(std::clamp<size_t>(most_marks / n_cells, 1, n_rows)),
+          n_block(std::clamp<size_t>(most_scores / (n_each * n_tiles * tile), 1, std::min(n_rows, most_rows))) {}
+
+    size_t n_queries() const { return n_block * n_each; } // of a task at most
 };
 
-// Neighbouring rows of a batch that see much the same: those of one text, as a rule.
+// Neighbouring rows of a batch that see much the same: those of one request, as a rule.
 struct Text {
     size_t first, n_rows;
     size_t n_cells; // that its rows see
@@ -50,26 +72,38 @@ struct Text {
     size_t n_tiles() const { return (n_cells + tile - 1) / tile; }
 };
 
+// Some rows of a text.
+struct Block {
+    size_t text, first, n_rows;
+};
+
 // Which cells of a tile.
 enum class Sees : uint8_t { none, some, all };
 
-// The work memory of all threads.
+// The work memory of all threads. A task of n queries has n neighbouring places in it.
 struct Work {
-    size_t n_converted; // floats of each thread
-    size_t * n_texts;   // [1]
-    Text * texts;       // [n_together]: of the rows that are taken together
-    float * scores;     // [n_together][n_heads][n_tiles][tile]
-    float * divisors;   // [n_together][n_heads]: of each head's weights
-    float * converted;  // [n_threads][n_converted]: cells as floats
-    int32_t * order;    // [n_cells]: the cells, as attention takes them
-    int32_t * cells;    // [n_together][n_cells]: those that a text's rows see
-    Sees * sees;        // [n_together][n_tiles]: what a row sees of a tile of its text
-    uint8_t * seen;     // [n_threads][n_cells]: whether the text sees a cell
-    size_t size;        // bytes
+    size_t n_threads, n_places;
+    size_t * n_texts;      // [1]
+    size_t * n_blocks;     // [1]
+    Text * texts;          // [n_texts]
+    Block * blocks;        // [n_rows]
+    const float ** inputs; // [n_threads][n_queries]
+    float ** outputs;      // [n_threads][n_queries]
+    int64_t * sums;        // [n_places][n_threads]: of weights
+    float * most;          // [n_places][n_threads]: the largest scores
+    float * scores;        // [n_places][n_tiles][tile], then weights
+    float * converted;     // [n_threads][tile][key_size or value_size]: cells as floats
+    int32_t * order;       // [n_cells]: the cells, as attention takes them
+    int32_t * cells;       // [n_texts][n_cells]: those that a text's rows see
+    Sees * sees;           // [n_places / n_each][n_tiles]: what a row sees of a tile of its text
+    uint8_t * seen;        // [n_texts][n_cells]: whether a text sees a cell
+    size_t size;           // bytes
 
     // At `memory`; null where only the size is asked for.
-    Work(const Shape & shape, size_t n_threads, void * memory)
-        : n_converted(tile * std::max(shape.key_size, shape.value_size)) {
+    Work(const Shape & shape, size_t of_threads, void * memory)
+        : n_threads(of_threads), n_places(std::max((2 * n_threads - 1) * shape.n_queries(),
+                                                   std::min(std::min(shape.n_rows, most_rows) * shape.n_heads,
+                                                            most_cut / (shape.n_tiles * tile)))) {
         char * const begin = static_cast<char *>(memory);
         size = 0;
         const auto take = [&](auto *& part, size_t n) {
@@ -78,347 +112,484 @@ struct Work {
             size += n * sizeof(Number);
         };
         take(n_texts, 1);
-        take(texts, shape.n_together);
-        take(scores, shape.n_together * shape.n_heads * shape.n_tiles * tile);
-        take(divisors, shape.n_together * shape.n_heads);
-        take(converted, n_threads * n_converted);
+        take(n_blocks, 1);
+        take(texts, shape.n_texts);
+        take(blocks, shape.n_rows);
+        take(inputs, n_threads * shape.n_queries());
+        take(outputs, n_threads * shape.n_queries());
+        take(sums, n_places * n_threads);
+        take(most, n_places * n_threads);
+        take(scores, n_places * shape.n_tiles * tile);
+        take(converted, n_threads * tile * std::max(shape.key_size, shape.value_size));
         take(order, shape.n_cells);
-        take(cells, shape.n_together * shape.n_cells);
-        take(sees, shape.n_together * shape.n_tiles);
-        take(seen, n_threads * shape.n_cells);
+        take(cells, shape.n_texts * shape.n_cells);
+        take(sees, n_places / shape.n_each * shape.n_tiles);
+        take(seen, shape.n_texts * shape.n_cells);
     }
 };
 
-// Rows first..first + n - 1 of a stream, step by step; all threads wait for each other behind each. The cells of texts
-// that are written in the same step are neighbours: each text takes its own out of them, in their order.
-class Rows {
-  public:
-    Rows(const ComputeParams & params, const ggml_tensor * op, const Shape & shape, const Work & work, size_t stream,
-         size_t first, size_t n)
-        : op_(op), shape_(shape), work_(work), stream_(stream), first_(first), n_(n),
-          thread_(static_cast<size_t>(params.thread)), n_threads_(static_cast<size_t>(params.n_threads)),
-          converted_(work.converted + thread_ * work.n_converted) {
-        std::memcpy(&scale_, op->op_params, sizeof(float));
-        std::memcpy(&cap_, op->op_params + 2, sizeof(float));
-        scale_ /= cap_ != 0.0f ? cap_ : 1.0f;
+// What all threads know of an operation and one of its streams.
+struct Operation {
+    const ggml_tensor * op;
+    const Shape & shape;
+    const Work & work;
+    size_t stream, thread;
+    float scale, cap;
+
+    Operation(const ggml_tensor * of, const Shape & of_shape, const Work & of_work, size_t of_stream, int of_thread)
+        : op(of), shape(of_shape), work(of_work), stream(of_stream), thread(static_cast<size_t>(of_thread)) {
+        std::memcpy(&scale, op->op_params, sizeof(float));
+        std::memcpy(&cap, op->op_params + 2, sizeof(float));
+        scale /= cap != 0.0f ? cap : 1.0f;
     }
 
-    // Finds the texts: a row that sees what the row before it sees last is of the same. By one thread.
-    void part() {
+    // What is added to the scores of a row, F16, [n_cells].
+    const uint16_t * mask(size_t row) const {
+        return at<const uint16_t>(op->src[3], row, 0, stream % size_of(op->src[3], 3));
+    }
+};
+
+// ---- Who sees what --------------------------------------------------------------------------------------------------
+
+// The texts of rows, and which cells they see. The cells of texts that are written in the same step are neighbours:
+// each text takes its own out of them, in their order.
+class Texts {
+  public:
+    explicit Texts(const Operation & of) : of_(of), work_(of.work) {}
+
+    // Finds as many texts as are taken together, from a row on: a row that sees what the row before it sees last is of
+    // the same. Cuts them into blocks. By one thread.
+    void part(size_t first) const {
+        const Shape & shape = of_.shape;
         size_t & n = *work_.n_texts = 0;
+        size_t & n_blocks = *work_.n_blocks = 0;
         size_t end = 0; // behind the last cell that the row before sees, in their order
-        for (size_t r = 0; r < n_; r++) {
-            if (end == 0 || !is_seen(r, end - 1)) {
-                work_.texts[n++] = {r, 0, 0};
+        for (size_t row = first; row < shape.n_rows; row++) {
+            if (end == 0 || !is_seen(row, end - 1)) {
+                if (n == shape.n_texts) {
+                    break;
+                }
+                work_.texts[n++] = {row, 0, 0};
             }
-            work_.texts[n - 1].n_rows++;
-            for (end = shape_.n_cells; end > 0 && !is_seen(r, end - 1); end--) {
+            if (work_.texts[n - 1].n_rows++ % shape.n_block == 0) {
+                work_.blocks[n_blocks++] = {n - 1, row, 0};
+            }
+            work_.blocks[n_blocks - 1].n_rows++;
+            for (end = shape.n_cells; end > 0 && !is_seen(row, end - 1); end--) {
             }
         }
     }
 
-    // Cells of the texts.
-    void gather() {
-        uint8_t * const seen = work_.seen + thread_ * shape_.n_cells;
-        for (size_t i = thread_; i < *work_.n_texts; i += n_threads_) {
-            Text & text = work_.texts[i];
-            std::fill_n(seen, shape_.n_cells, uint8_t{0});
-            for (size_t r = text.first; r < text.first + text.n_rows; r++) {
-                const uint16_t * const hides = mask(r);
-                for (size_t c = 0; c < shape_.n_cells; c++) {
+    // The first row behind the texts.
+    size_t end() const {
+        const Text & last = work_.texts[*work_.n_texts - 1];
+        return last.first + last.n_rows;
+    }
+
+    // Marks what the texts see of cells begin..end - 1.
+    void mark(size_t begin, size_t end) const {
+        for (size_t i = 0; i < *work_.n_texts; i++) {
+            const Text & text = work_.texts[i];
+            uint8_t * const seen = work_.seen + i * of_.shape.n_cells;
+            std::fill(seen + begin, seen + end, uint8_t{0});
+            for (size_t row = text.first; row < text.first + text.n_rows; row++) {
+                const uint16_t * const hides = of_.mask(row);
+                for (size_t c = begin; c < end; c++) {
                     seen[c] |= static_cast<uint8_t>(hides[c] != minus_infinity);
                 }
             }
-            int32_t * const cells = work_.cells + i * shape_.n_cells;
-            for (size_t c = 0; c < shape_.n_cells; c++) {
-                if (seen[work_.order[c]] != 0) {
-                    cells[text.n_cells++] = work_.order[c];
+        }
+    }
+
+    // Lists the cells of a text, in their order.
+    void list(size_t i) const {
+        const uint8_t * const seen = work_.seen + i * of_.shape.n_cells;
+        int32_t * const cells = work_.cells + i * of_.shape.n_cells;
+        size_t n = 0;
+        for (size_t c = 0; c < of_.shape.n_cells; c++) {
+            cells[n] = work_.order[c];
+            n += seen[work_.order[c]];
+        }
+        work_.texts[i].n_cells = n;
+    }
+
+  private:
+    // Whether a row sees the cell that is number c of all.
+    bool is_seen(size_t row, size_t c) const { return of_.mask(row)[work_.order[c]] != minus_infinity; }
+
+    const Operation & of_;
+    const Work & work_;
+};
+
+// ---- Tasks ----------------------------------------------------------------------------------------------------------
+
+// The rows of a block with the heads of a group: queries, numbered row by row. The tiles are scored, and once all are,
+// weighed and added. A task may be cut into parts, each of some tiles: the largest scores and the sums of weights are
+// those of all parts.
+class Task {
+  public:
+    // `place`: the first of its places.
+    Task(const Operation & of, const Block & block, size_t group, size_t place)
+        : of_(of), shape_(of.shape), block_(block), text_(of.work.texts[block.text]), group_(group),
+          n_queries_(block.n_rows * shape_.n_each), most_(of.work.most + place * of.work.n_threads),
+          sums_(of.work.sums + place * of.work.n_threads), scores_(of.work.scores + place * shape_.n_tiles * tile),
+          sees_(of.work.sees + place / shape_.n_each * shape_.n_tiles),
+          inputs_(of.work.inputs + of.thread * shape_.n_queries()),
+          outputs_(of.work.outputs + of.thread * shape_.n_queries()),
+          converted_(of.work.converted + of.thread * tile * std::max(shape_.key_size, shape_.value_size)) {}
+
+    size_t n_tiles() const { return text_.n_tiles(); }
+
+    void begin(size_t part) const {
+        std::fill_n(most_ + part * n_queries_, n_queries_, -INFINITY);
+        std::fill_n(sums_ + part * n_queries_, n_queries_, int64_t{0});
+    }
+
+    // Queries by the keys of a tile, and the largest score of each.
+    void score(size_t t, size_t part) const {
+        const Tile keys(*this, of_.op->src[1], t);
+        float biases[most_rows][tile];
+        size_t n = 0;
+        for (size_t r = 0; r < block_.n_rows; r++) {
+            const Sees seen = sees_of(r, t) = read_mask(block_.first + r, keys, biases[r]);
+            for (size_t q = r * shape_.n_each; seen != Sees::none && q < (r + 1) * shape_.n_each; q++) {
+                inputs_[n] = at<const float>(of_.op->src[0], row(q), head(q), of_.stream);
+                outputs_[n++] = scores(q, t);
+            }
+        }
+        kernels::attention()->dot_products(keys.cells(), static_cast<int>(shape_.key_size), inputs_,
+                                           static_cast<int>(n), outputs_, converted_);
+        float * const most = most_ + part * n_queries_;
+        for (size_t q = 0; q < n_queries_; q++) {
+            if (sees(q, t) != Sees::none) {
+                most[q] = std::max(
+                    most[q], kernels::attention()->finish(scores(q, t), of_.scale, of_.cap, biases[q / shape_.n_each]));
+            }
+        }
+    }
+
+    // Scores of tiles begin..end - 1, some of a part of n_parts, become weights.
+    void weigh(size_t begin, size_t end, size_t part, size_t n_parts) const {
+        for (size_t q = 0; q < n_queries_; q++) {
+            const float most = largest(q, n_parts);
+            for (size_t t = begin; t < end; t++) {
+                if (sees(q, t) != Sees::none) {
+                    sums_[part * n_queries_ + q] += kernels::attention()->exponentials(scores(q, t), most);
                 }
             }
         }
     }
 
-    // Queries by keys.
-    void score() {
-        size_t task = 0;
-        for (size_t i = 0; i < *work_.n_texts; i++) {
-            for (size_t t = 0; t < work_.texts[i].n_tiles(); t++) {
-                for (size_t group = 0; group < shape_.n_groups; group++) {
-                    if (task++ % n_threads_ == thread_) {
-                        score_tile(i, t, group);
-                    }
-                }
-            }
+    void begin_out(size_t column, size_t n_columns) const {
+        for (size_t q = 0; q < n_queries_; q++) {
+            std::fill_n(out(q) + column, n_columns, 0.0f);
         }
     }
 
-    // Scores become weights, and each head gets its divisor.
-    void weigh() {
-        size_t task = 0;
-        for (size_t i = 0; i < *work_.n_texts; i++) {
-            const Text & text = work_.texts[i];
-            for (size_t r = text.first; r < text.first + text.n_rows; r++) {
-                for (size_t head = 0; head < shape_.n_heads; head++) {
-                    if (task++ % n_threads_ == thread_) {
-                        weigh_head(r, head, text.n_tiles());
-                    }
-                }
+    // Adds columns of a tile of weighted values.
+    void add(size_t t, size_t column, size_t n_columns) const {
+        const Tile values(*this, of_.op->src[2], t, column);
+        if (is_partly_seen(t) && !is_finite(values, n_columns)) {
+            return add_seen(t, column, n_columns, values);
+        }
+        size_t n = 0;
+        for (size_t q = 0; q < n_queries_; q++) {
+            if (sees(q, t) != Sees::none) {
+                inputs_[n] = scores(q, t);
+                outputs_[n++] = out(q) + column;
             }
         }
+        kernels::attention()->add_weighted(values.cells(), static_cast<int>(n_columns), inputs_, static_cast<int>(n),
+                                           outputs_, converted_);
     }
 
-    // Weights by values. A task is some columns of the values of a group.
-    void add() {
-        size_t n_columns = shape_.value_size;
-        while (n_columns % 16 == 0 && shape_.value_size / n_columns * shape_.n_groups < n_threads_) {
-            n_columns /= 2;
-        }
-        const size_t n_parts = shape_.value_size / n_columns;
-        for (size_t task = thread_; task < n_parts * shape_.n_groups; task += n_threads_) {
-            add_columns(task / n_parts, task % n_parts * n_columns, n_columns);
+    // Divides what is added by the weights, and by that of the sink.
+    void divide(size_t n_parts, size_t column, size_t n_columns) const {
+        for (size_t q = 0; q < n_queries_; q++) {
+            int64_t sum = 0;
+            for (size_t part = 0; part < n_parts; part++) {
+                sum += sums_[part * n_queries_ + q];
+            }
+            const float divisor = static_cast<float>(static_cast<double>(sum) / kernels::weight_unit) +
+                                  std::exp(sink(q) - largest(q, n_parts));
+            const float factor = divisor > 0.0f ? 1.0f / divisor : 0.0f;
+            float * const own = out(q) + column;
+            for (size_t c = 0; c < n_columns; c++) {
+                own[c] *= factor;
+            }
         }
     }
 
   private:
-    float * scores(size_t r, size_t head, size_t t) const {
-        return work_.scores + ((r * shape_.n_heads + head) * shape_.n_tiles + t) * tile;
-    }
-
-    Sees & sees(size_t r, size_t t) const { return work_.sees[r * shape_.n_tiles + t]; }
-
-    // A tile of a text's keys or values.
+    // A tile of the text's keys or values, from a column on.
     struct Tile {
         const int32_t * which;
-        const uint16_t * rows[tile];
+        const void * rows[tile];
         int n;
+        CellType type;
 
-        Tile(const Rows & of, size_t text, const ggml_tensor * numbers, size_t group, size_t t, size_t column = 0)
-            : which(of.work_.cells + text * of.shape_.n_cells + t * tile),
-              n(static_cast<int>(std::min<size_t>(tile, of.work_.texts[text].n_cells - t * tile))) {
+        Tile(const Task & of, const ggml_tensor * numbers, size_t t, size_t column = 0)
+            : which(of.of_.work.cells + of.block_.text * of.shape_.n_cells + t * tile),
+              n(static_cast<int>(std::min<size_t>(tile, of.text_.n_cells - t * tile))), type(cell_type(numbers)) {
+            const size_t offset = ggml_row_size(numbers->type, static_cast<int64_t>(column));
             for (int c = 0; c < n; c++) {
-                rows[c] = at<const uint16_t>(numbers, static_cast<size_t>(which[c]), group, of.stream_) + column;
+                rows[c] = at<const char>(numbers, static_cast<size_t>(which[c]), of.group_, of.of_.stream) + offset;
             }
         }
 
-        kernels::Cells cells() const { return {rows, n}; }
-
-        // Whether the first n_columns numbers of each cell are.
-        bool is_finite(size_t n_columns) const {
-            uint16_t any = 0;
-            for (int c = 0; c < n; c++) {
-                for (size_t i = 0; i < n_columns; i++) {
-                    any |= static_cast<uint16_t>((rows[c][i] & exponent) == exponent);
-                }
-            }
-            return any == 0;
-        }
+        kernels::Cells cells() const { return {rows, n, type}; }
     };
 
-    // What is added to the scores of a row, F16, [n_cells].
-    const uint16_t * mask(size_t r) const {
-        return at<const uint16_t>(op_->src[3], first_ + r, 0, stream_ % size_of(op_->src[3], 3));
+    size_t row(size_t q) const { return block_.first + q / shape_.n_each; }
+    size_t head(size_t q) const { return group_ * shape_.n_each + q % shape_.n_each; }
+    float * out(size_t q) const { return at<float>(of_.op, head(q), row(q), of_.stream); }
+
+    // What a query scores against nothing; -infinity without sinks.
+    float sink(size_t q) const {
+        const ggml_tensor * sinks = of_.op->src[4];
+        return sinks != nullptr ? static_cast<const float *>(sinks->data)[head(q)] : -INFINITY;
     }
 
-    // Whether a row sees the cell that is number c of all.
-    bool is_seen(size_t r, size_t c) const { return mask(r)[work_.order[c]] != minus_infinity; }
-
-    // The mask of a row and a tile.
-    void read_mask(size_t r, const Tile & of, uint16_t * out) const {
-        const uint16_t * row = mask(r);
-        for (int c = 0; c < of.n; c++) {
-            out[c] = row[of.which[c]];
+    // Of a query's scores.
+    float largest(size_t q, size_t n_parts) const {
+        float most = sink(q);
+        for (size_t part = 0; part < n_parts; part++) {
+            most = std::max(most, most_[part * n_queries_ + q]);
         }
+        return most;
     }
 
-    float * out(size_t r, size_t head) const { return at<float>(op_, head, first_ + r, stream_); }
+    float * scores(size_t q, size_t t) const { return scores_ + (q * shape_.n_tiles + t) * tile; }
+    Sees & sees_of(size_t r, size_t t) const { return sees_[r * shape_.n_tiles + t]; }
+    Sees sees(size_t q, size_t t) const { return sees_of(q / shape_.n_each, t); }
 
-    void score_tile(size_t i, size_t t, size_t group) {
-        const Text & text = work_.texts[i];
-        const Tile keys(*this, i, op_->src[1], group, t);
-        const float * queries[most_queries];
-        float * into[most_queries];
-        size_t n_queries = 0;
-        const auto flush = [&] {
-            kernels::attention()->dot_products(keys.cells(), static_cast<int>(shape_.key_size), queries,
-                                               static_cast<int>(n_queries), into, converted_);
-            n_queries = 0;
-        };
-        Sees seen[most_queries];
-        const size_t n_rows = text.first + text.n_rows;
-        for (size_t begin = text.first; begin < n_rows; begin += most_queries) {
-            const size_t end = std::min(n_rows, begin + most_queries);
-            for (size_t r = begin; r < end; r++) {
-                uint16_t hides[tile];
-                read_mask(r, keys, hides);
-                const auto n_hidden = std::count(hides, hides + keys.n, minus_infinity);
-                seen[r - begin] = n_hidden == keys.n ? Sees::none : n_hidden > 0 ? Sees::some : Sees::all;
-                for (size_t h = 0; seen[r - begin] != Sees::none && h < shape_.n_each; h++) {
-                    if (n_queries == most_queries) {
-                        flush();
-                    }
-                    const size_t head = group * shape_.n_each + h;
-                    queries[n_queries] = at<const float>(op_->src[0], first_ + r, head, stream_);
-                    into[n_queries++] = scores(r, head, t);
-                }
-            }
-            flush();
-            for (size_t r = begin; r < end; r++) {
-                if (group == 0) {
-                    sees(r, t) = seen[r - begin];
-                }
-                if (seen[r - begin] != Sees::none) {
-                    finish_scores(r, t, group, keys);
-                }
-            }
-        }
-    }
-
-    // Scale, cap and mask.
-    void finish_scores(size_t r, size_t t, size_t group, const Tile & keys) const {
-        const int n = keys.n;
-        float bias[tile];
-        std::fill(bias, bias + tile, -INFINITY);
+    // What is added to the scores of a row and a tile; hidden behind its end. Returns which cells the row sees.
+    Sees read_mask(size_t row, const Tile & of, float * bias) const {
+        const uint16_t * hides = of_.mask(row);
         uint16_t halves[tile];
-        read_mask(r, keys, halves);
-        ggml_fp16_to_fp32_row(halves, bias, n);
-        for (size_t head = group * shape_.n_each; head < (group + 1) * shape_.n_each; head++) {
-            float * own = scores(r, head, t);
-            std::fill(own + n, own + tile, 0.0f);
-            for (int c = 0; c < tile; c++) {
-                own[c] *= scale_;
-            }
-            for (int c = 0; cap_ != 0.0f && c < n; c++) {
-                own[c] = cap_ * std::tanh(own[c]);
-            }
-            for (int c = 0; c < tile; c++) { // whatever lies in a cell that is hidden
-                own[c] = bias[c] == -INFINITY ? -INFINITY : own[c] + bias[c];
-            }
+        int n_hidden = 0;
+        uint16_t any = 0;
+        for (int c = 0; c < of.n; c++) {
+            halves[c] = hides[of.which[c]];
+            n_hidden += halves[c] == minus_infinity ? 1 : 0;
+            any |= halves[c];
         }
+        if (n_hidden == of.n) {
+            return Sees::none;
+        }
+        std::fill(bias, bias + tile, any == 0 ? 0.0f : -INFINITY);
+        std::fill(bias + of.n, bias + tile, -INFINITY);
+        if (any != 0) {
+            ggml_fp16_to_fp32_row(halves, bias, of.n);
+        }
+        return n_hidden > 0 ? Sees::some : Sees::all;
     }
 
-    void weigh_head(size_t r, size_t head, size_t n_tiles) {
-        const kernels::Attention & kernel = *kernels::attention();
-        const float * sinks = op_->src[4] != nullptr ? static_cast<const float *>(op_->src[4]->data) : nullptr;
-        float most = sinks != nullptr ? sinks[head] : -INFINITY;
-        for (size_t t = 0; t < n_tiles; t++) {
-            most = sees(r, t) != Sees::none ? std::max(most, kernel.largest(scores(r, head, t), tile)) : most;
-        }
-        float sum = 0.0f;
-        for (size_t t = 0; t < n_tiles; t++) {
-            if (sees(r, t) != Sees::none) {
-                float * own = scores(r, head, t);
-                kernel.exponentials(own, tile, most);
-                for (int c = 0; c < tile; c++) {
-                    sum += own[c];
-                }
-            }
-        }
-        sum += sinks != nullptr ? std::exp(sinks[head] - most) : 0.0f;
-        work_.divisors[r * shape_.n_heads + head] = sum;
-    }
-
-    void add_columns(size_t group, size_t column, size_t n_columns) {
-        const size_t first_head = group * shape_.n_each;
-        for (size_t r = 0; r < n_; r++) {
-            for (size_t h = 0; h < shape_.n_each; h++) {
-                std::fill_n(out(r, first_head + h) + column, n_columns, 0.0f);
-            }
-        }
-        for (size_t i = 0; i < *work_.n_texts; i++) {
-            add_text(i, group, column, n_columns);
-        }
-        for (size_t r = 0; r < n_; r++) {
-            for (size_t head = first_head; head < first_head + shape_.n_each; head++) {
-                const float divisor = work_.divisors[r * shape_.n_heads + head];
-                const float factor = divisor == 0.0f ? 0.0f : 1.0f / divisor;
-                for (size_t c = column; c < column + n_columns; c++) {
-                    out(r, head)[c] *= factor;
-                }
-            }
-        }
-    }
-
-    void add_text(size_t i, size_t group, size_t column, size_t n_columns) {
-        const Text & text = work_.texts[i];
-        const size_t first_head = group * shape_.n_each;
-        const float * weights[most_queries];
-        float * into[most_queries];
-        for (size_t t = 0; t < text.n_tiles(); t++) {
-            const Tile values(*this, i, op_->src[2], group, t, column);
-            if (is_partly_seen(text, t) && !values.is_finite(n_columns)) {
-                add_seen(text, t, group, column, n_columns, values);
-                continue;
-            }
-            size_t n_queries = 0;
-            const auto flush = [&] {
-                kernels::attention()->add_weighted(values.cells(), static_cast<int>(n_columns), weights,
-                                                   static_cast<int>(n_queries), into, converted_);
-                n_queries = 0;
-            };
-            for (size_t r = text.first; r < text.first + text.n_rows; r++) {
-                for (size_t h = 0; sees(r, t) != Sees::none && h < shape_.n_each; h++) {
-                    if (n_queries == most_queries) {
-                        flush();
-                    }
-                    weights[n_queries] = scores(r, first_head + h, t);
-                    into[n_queries++] = out(r, first_head + h) + column;
-                }
-            }
-            flush();
-        }
-    }
-
-    bool is_partly_seen(const Text & text, size_t t) const {
-        for (size_t r = text.first; r < text.first + text.n_rows; r++) {
-            if (sees(r, t) == Sees::some) {
+    bool is_partly_seen(size_t t) const {
+        for (size_t r = 0; r < block_.n_rows; r++) {
+            if (sees_of(r, t) == Sees::some) {
                 return true;
             }
         }
         return false;
     }
 
+    // Whether the first n_columns numbers of each cell are.
+    bool is_finite(const Tile & of, size_t n_columns) const {
+        bool is = true;
+        for (int c = 0; c < of.n; c++) {
+            kernels::attention()->convert(of.type, of.rows[c], static_cast<int>(n_columns), converted_);
+            for (size_t i = 0; i < n_columns; i++) {
+                is &= std::abs(converted_[i]) < INFINITY;
+            }
+        }
+        return is;
+    }
+
     // Adds a tile of values row by row, each without the cells that it does not see: a weight of 0 would make a NaN of
     // what is not finite there.
-    void add_seen(const Text & text, size_t t, size_t group, size_t column, size_t n_columns, const Tile & values) {
-        for (size_t r = text.first; r < text.first + text.n_rows; r++) {
-            uint16_t hides[tile];
-            read_mask(r, values, hides);
-            for (size_t head = group * shape_.n_each; head < (group + 1) * shape_.n_each; head++) {
-                const uint16_t * seen[tile];
-                float weights[tile];
-                int n = 0;
-                for (int c = 0; c < values.n; c++) {
-                    if (hides[c] != minus_infinity) {
-                        seen[n] = values.rows[c];
-                        weights[n++] = scores(r, head, t)[c];
-                    }
+    void add_seen(size_t t, size_t column, size_t n_columns, const Tile & values) const {
+        for (size_t q = 0; q < n_queries_; q++) {
+            const uint16_t * const hides = of_.mask(row(q));
+            const void * seen[tile];
+            float weights[tile];
+            int n = 0;
+            for (int c = 0; c < values.n; c++) {
+                if (hides[values.which[c]] != minus_infinity) {
+                    seen[n] = values.rows[c];
+                    weights[n++] = scores(q, t)[c];
                 }
-                const float * const own = weights;
-                float * const into = out(r, head) + column;
-                kernels::attention()->add_weighted({seen, n}, static_cast<int>(n_columns), &own, 1, &into, converted_);
+            }
+            const float * const own = weights;
+            float * const into = out(q) + column;
+            if (n > 0) {
+                kernels::attention()->add_weighted({seen, n, values.type}, static_cast<int>(n_columns), &own, 1, &into,
+                                                   converted_);
             }
         }
     }
 
-    const ggml_tensor * op_;
+    const Operation & of_;
     const Shape & shape_;
-    const Work & work_;
-    size_t stream_, first_, n_, thread_, n_threads_;
-    float * converted_; // this thread's
-    float scale_, cap_;
+    const Block block_;
+    const Text & text_;
+    size_t group_, n_queries_;
+    float * most_;          // [n_parts][n_queries]
+    int64_t * sums_;        // [n_parts][n_queries]
+    float * scores_;        // [n_queries][n_tiles][tile]
+    Sees * sees_;           // [n_rows][n_tiles]
+    const float ** inputs_; // this thread's
+    float ** outputs_;
+    float * converted_;
 };
+
+// ---- All threads ----------------------------------------------------------------------------------------------------
+
+// Finds the texts from a row on.
+void find_texts(const CpuAttention & library, const ComputeParams & params, const Operation & of, size_t first) {
+    const Texts texts(of);
+    const size_t n_cells = of.shape.n_cells, n_threads = of.work.n_threads;
+    if ((of.shape.n_rows - first) * n_cells < worth_sharing) {
+        if (of.thread == 0) {
+            texts.part(first);
+            texts.mark(0, n_cells);
+            for (size_t i = 0; i < *of.work.n_texts; i++) {
+                texts.list(i);
+            }
+        }
+    } else {
+        if (of.thread == 0) {
+            texts.part(first);
+        }
+        library.barrier(params.pool);
+        texts.mark(n_cells * of.thread / n_threads, n_cells * (of.thread + 1) / n_threads);
+        library.barrier(params.pool);
+        for (size_t i = of.thread; i < *of.work.n_texts; i += n_threads) {
+            texts.list(i);
+        }
+    }
+    if (of.thread == 0) {
+        library.set_chunk(params.pool, params.n_threads);
+    }
+    library.barrier(params.pool);
+}
+
+// A task for each thread, and then whatever is left.
+void compute_tasks(const CpuAttention & library, const ComputeParams & params, const Operation & of) {
+    const size_t n_blocks = *of.work.n_blocks, n_columns = of.shape.value_size;
+    for (size_t i = of.thread; i < n_blocks * of.shape.n_groups;
+         i = static_cast<size_t>(library.add_chunk(params.pool, 1))) {
+        // Threads that are at the same group read the same cells; the last blocks see most of them.
+        const Block & block = of.work.blocks[n_blocks - 1 - i % n_blocks];
+        const Task task(of, block, i / n_blocks, of.thread * of.shape.n_queries());
+        task.begin(0);
+        for (size_t t = 0; t < task.n_tiles(); t++) {
+            task.score(t, 0);
+        }
+        task.begin_out(0, n_columns);
+        for (size_t t = 0; t < task.n_tiles(); t++) {
+            task.weigh(t, t + 1, 0, 1);
+            task.add(t, 0, n_columns);
+        }
+        task.divide(1, 0, n_columns);
+    }
+}
+
+// Every thread does a part of each task: some tiles of the keys, then some columns of the values. The groups of a block
+// take turns at a tile, since their cells are neighbours.
+class Parts {
+  public:
+    explicit Parts(const Operation & of)
+        : of_(of), n_groups_(of.shape.n_groups), n_threads_(of.work.n_threads), size_(of.shape.value_size),
+          step_(std::max(least_columns, static_cast<size_t>(ggml_blck_size(of.op->src[2]->type)))),
+          n_steps_((size_ + step_ - 1) / step_) {}
+
+    void score() const {
+        for_each_block([&](const Block & block) {
+            for (size_t group = 0; group < n_groups_; group++) {
+                task(block, group).begin(of_.thread);
+            }
+            for (size_t t = begin(block, of_.thread); t < begin(block, of_.thread + 1); t++) {
+                for (size_t group = 0; group < n_groups_; group++) {
+                    task(block, group).score(t, of_.thread);
+                }
+            }
+        });
+    }
+
+    void weigh() const {
+        for_each_block([&](const Block & block) {
+            for (size_t group = 0; group < n_groups_; group++) {
+                task(block, group)
+                    .weigh(begin(block, of_.thread), begin(block, of_.thread + 1), of_.thread, n_threads_);
+            }
+        });
+    }
+
+    // Columns are cut among the threads, or groups are where these are many.
+    void add() const {
+        const size_t n_parts = n_groups_ % n_threads_ == 0 ? 1 : std::min(n_threads_, n_steps_);
+        const auto column = [&](size_t part) { return std::min(size_, n_steps_ * part / n_parts * step_); };
+        for_each_block([&](const Block & block) {
+            const auto for_each_own = [&](auto what) {
+                for (size_t i = of_.thread; i < n_groups_ * n_parts; i += n_threads_) {
+                    const size_t first = column(i % n_parts);
+                    what(task(block, i / n_parts), first, column(i % n_parts + 1) - first);
+                }
+            };
+            for_each_own([](const Task & own, size_t first, size_t n) { own.begin_out(first, n); });
+            for (size_t t = 0; t < of_.work.texts[block.text].n_tiles(); t++) {
+                for_each_own([&](const Task & own, size_t first, size_t n) { own.add(t, first, n); });
+            }
+            for_each_own([&](const Task & own, size_t first, size_t n) { own.divide(n_threads_, first, n); });
+        });
+    }
+
+  private:
+    template <class What> void for_each_block(What what) const {
+        for (size_t i = 0; i < *of_.work.n_blocks; i++) {
+            what(of_.work.blocks[i]);
+        }
+    }
+
+    Task task(const Block & block, size_t group) const {
+        const size_t n_before = (block.first - of_.work.blocks[0].first) * of_.shape.n_heads;
+        return Task(of_, block, group, n_before + group * block.n_rows * of_.shape.n_each);
+    }
+
+    // The first tile of a thread.
+    size_t begin(const Block & block, size_t thread) const {
+        return of_.work.texts[block.text].n_tiles() * thread / n_threads_;
+    }
+
+    const Operation & of_;
+    size_t n_groups_, n_threads_;
+    size_t size_, step_, n_steps_; // numbers of a value: of a step's columns
+};
+
+// Whether all threads work at the same task: with few rows, whose cells are then read in the order in which they lie,
+// or where few tasks would leave threads idle.
+bool are_cut(const Operation & of, size_t n_rows) {
+    const Shape & shape = of.shape;
+    const size_t n_tasks = *of.work.n_blocks * shape.n_groups;
+    return (n_rows <= most_rows && n_rows * shape.n_heads * shape.n_tiles * tile <= most_cut) ||
+           (n_tasks % of.work.n_threads != 0 && n_tasks < 2 * of.work.n_threads);
+}
 
 } // namespace
 
 bool CpuAttention::can_compute(const ggml_tensor * op) {
     const ggml_tensor *q = op->src[0], *k = op->src[1], *v = op->src[2], *mask = op->src[3];
+    const auto can_read = [](const ggml_tensor * of) {
+        return are_cells(of->type) && of->nb[0] == ggml_type_size(of->type) && of->ne[0] % 8 == 0 &&
+               of->ne[0] % ggml_blck_size(of->type) == 0;
+    };
     float alibi;
     std::memcpy(&alibi, op->op_params + 1, sizeof(float));
     return kernels::attention() != nullptr && alibi == 0.0f && mask != nullptr && mask->type == GGML_TYPE_F16 &&
-           mask->ne[2] == 1 && q->type == GGML_TYPE_F32 && k->type == GGML_TYPE_F16 && v->type == GGML_TYPE_F16 &&
-           q->nb[0] == sizeof(float) && k->nb[0] == sizeof(uint16_t) && v->nb[0] == sizeof(uint16_t) && q->ne[1] > 0 &&
-           k->ne[1] > 0 && k->ne[0] % 8 == 0 && v->ne[0] % 8 == 0 && q->ne[2] % k->ne[2] == 0 && k->ne[2] == v->ne[2] &&
-           k->ne[3] == q->ne[3] && v->ne[3] == q->ne[3] && q->ne[3] % mask->ne[3] == 0;
+           mask->ne[2] == 1 && q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && can_read(k) && can_read(v) &&
+           q->ne[1] > 0 && k->ne[1] > 0 && q->ne[2] % k->ne[2] == 0 && k->ne[2] == v->ne[2] && k->ne[3] == q->ne[3] &&
+           v->ne[3] == q->ne[3] && q->ne[3] % mask->ne[3] == 0;
 }
 
 bool CpuAttention::work_size(int n_threads, const ggml_tensor * op, size_t & size) {
@@ -428,26 +599,30 @@ bool CpuAttention::work_size(int n_threads, const ggml_tensor * op, size_t & siz
 
 bool CpuAttention::compute_forward(ComputeParams * params, ggml_tensor * op) {
     const Shape shape(op);
-    const Work work(shape, static_cast<size_t>(params->n_threads), params->work);
+    const size_t thread = static_cast<size_t>(params->thread), n_threads = static_cast<size_t>(params->n_threads);
+    const Work work(shape, n_threads, params->work);
     const ggml_tensor * cache = op->src[1]->view_src;
-    if (params->thread == 0) {
+    if (thread == 0) {
         order.read(cache != nullptr ? cache->buffer : nullptr, shape.n_cells, work.order);
     }
     for (size_t stream = 0; stream < shape.n_streams; stream++) {
-        for (size_t first = 0; first < shape.n_rows; first += shape.n_together) {
-            Rows rows(*params, op, shape, work, stream, first, std::min(shape.n_together, shape.n_rows - first));
-            if (params->thread == 0) {
-                rows.part();
+        const Operation operation(op, shape, work, stream, params->thread);
+        for (size_t first = 0, end = 0; first < shape.n_rows; first = end) {
+            if (stream + first > 0) {
+                barrier(params->pool); // everyone is done with the work memory
             }
-            barrier(params->pool);
-            rows.gather();
-            barrier(params->pool);
-            rows.score();
-            barrier(params->pool);
-            rows.weigh();
-            barrier(params->pool);
-            rows.add();
-            barrier(params->pool);
+            find_texts(*this, *params, operation, first);
+            end = Texts(operation).end();
+            if (are_cut(operation, end - first)) {
+                const Parts parts(operation);
+                parts.score();
+                barrier(params->pool);
+                parts.weigh();
+                barrier(params->pool);
+                parts.add();
+            } else {
+                compute_tasks(*this, *params, operation);
+            }
         }
     }
     return true;

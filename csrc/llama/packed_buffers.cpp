@@ -289,11 +289,17 @@ CpuAttention & attention = *new CpuAttention; // contexts may be freed when the 
 CellWriter cell_writer(attention.order);
 std::atomic<size_t> n_attending = 0; // packed buffers that take attention
 
+// Whether this is a Hadamard transform, as queries to a quantised cache go through it: llama.cpp computes it row by
+// row.
+bool is_hadamard(const ggml_tensor * product) {
+    return product->op == GGML_OP_MUL_MAT && product->op_params[1] == GGML_HINT_SRC0_IS_HADAMARD;
+}
+
 // Whether these queries are products of packed weights that take attention: what they went through after that has them
-// as its first source.
+// as its first source, a Hadamard transform as its second.
 bool are_attended(const ggml_tensor * queries) {
-    while (queries != nullptr && queries->op != GGML_OP_MUL_MAT) {
-        queries = queries->src[0];
+    while (queries != nullptr && (queries->op != GGML_OP_MUL_MAT || is_hadamard(queries))) {
+        queries = queries->src[is_hadamard(queries) ? 1 : 0];
     }
     if (queries == nullptr || !is_packed(queries->src[0]->buffer)) {
         return false;
@@ -530,6 +536,8 @@ std::string try_to_install() {
     }
     installed = type;
     attention.barrier = library.barrier;
+    attention.set_chunk = library.set_chunk;
+    attention.add_chunk = library.add_chunk;
     return {};
 }
 

@@ -35,7 +35,7 @@ def reasons(context: Any) -> tuple[str, ...]:
         said.append(
             "llama.cpp computes its kind of attention (ALiBi, or queries that are not products of packed weights)"
             if keys == {"f16"}
-            else f"the cache is not F16 but {', '.join(sorted(keys - {'f16'})).upper()}"
+            else f"llama.cpp computes attention to a cache in {', '.join(sorted(keys - {'f16'})).upper()}"
         )
     others = [one for one in found if one.op != "FLASH_ATTN_EXT" and not one.weights.startswith("attn_inp_")]
     if any(one.weights.startswith("cache_") for one in others):

@@ -3,7 +3,8 @@
 For most types of weights llama.cpp's CPU backend has no batched products on x86: four tokens take about three times
 as long as one. Ours (`csrc/kernels/`) unpack a weight once for all tokens of a batch. They run inside llama.cpp's own
 graph, threads and memory: weights are packed for them while a model is loaded. Attention is also ours if flash
-attention is on, the cache is in F16, and the queries are such products. A result is the same bits whatever the batch.
+attention is on, the cache is in F16, BF16, Q8_0 or Q4_0, and the queries are such products. A result is the same bits
+whatever the batch.
 
 "auto", the default, packs the types that this machine computes right, unless llama.cpp is faster
 (`kernel_findings.py`). `FlyLlama(..., kernels="stock")` and `PYFLY_KERNELS=stock` leave llama.cpp's own; `install()`
@@ -30,6 +31,9 @@ VARIABLE = "PYFLY_KERNELS"
 """Environment variable for models that are loaded without `kernels=`: auto or stock."""
 
 CHOICES = ("auto", "stock")
+
+_ATTENDED = ("F16", "BF16", "Q8_0", "Q4_0")
+"""Types of caches that our attention reads (`csrc/llama/cell_order.h`)."""
 
 _FEW = 4
 """Most types that `describe` names one by one."""
@@ -105,10 +109,11 @@ def take(kernels: str | None, model_path: str, arguments: Mapping[str, Any]) -> 
 
 
 def is_for_attention(arguments: Mapping[str, Any]) -> bool:
-    """Whether our attention can serve a model with these arguments of `llama_cpp.Llama`: on the CPU, with an F16
-    cache."""
-    has_f16_cache = all(arguments.get(name) in (None, llama_cpp.GGML_TYPE_F16) for name in ("type_k", "type_v"))
-    return _is_on_cpu(arguments) and has_f16_cache
+    """Whether our attention can serve a model with these arguments of `llama_cpp.Llama`: on the CPU, with a cache whose
+    types it reads."""
+    types = [arguments.get(name) for name in ("type_k", "type_v")]
+    are_read = all(kind is None or CACHE_TYPES.get(kind) in _ATTENDED for kind in types)
+    return _is_on_cpu(arguments) and are_read
 
 
 def _is_on_cpu(arguments: Mapping[str, Any]) -> bool:

@@ -32,7 +32,7 @@ struct Case {
     int size, n_cells, n_queries;
     size_t stride; // numbers between the beginnings of two cells
     std::vector<double> cells;
-    std::vector<const uint16_t *> rows;
+    std::vector<const void *> rows;
     std::vector<uint16_t> halves;
     std::vector<float> queries, weights; // [n_queries][size], [n_queries][tile]
 
@@ -58,7 +58,7 @@ struct Case {
         }
     }
 
-    Cells all() const { return {rows.data(), n_cells}; }
+    Cells all() const { return {rows.data(), n_cells, CellType::f16}; }
     double cell(int c, int i) const { return cells[static_cast<size_t>(c) * stride + static_cast<size_t>(i)]; }
 };
 
@@ -113,27 +113,106 @@ void test_sums(const Case & of) {
 void test_weights(std::mt19937 & random) {
     const Attention & kernel = *attention();
     std::uniform_real_distribution<float> uniform(-100.0f, 20.0f);
-    std::vector<float> scores(64), weights;
+    std::vector<float> products(tile), bias(tile), scores, weights;
     for (int round = 0; round < 100; round++) {
-        for (float & score : scores) {
-            score = uniform(random);
+        const float cap = round % 3 == 0 ? 5.0f : 0.0f;
+        for (int c = 0; c < tile; c++) {
+            products[static_cast<size_t>(c)] = uniform(random);
+            bias[static_cast<size_t>(c)] = random() % 4 == 0 ? -INFINITY : random() % 2 == 0 ? 0.5f : 0.0f;
         }
-        scores[random() % 64] = -INFINITY;
-        const float most = kernel.largest(scores.data(), 64);
+        bias[7] = 0.0f;
+        scores = products;
+        const float most = kernel.finish(scores.data(), 2.0f, cap, bias.data());
         check(most == *std::max_element(scores.begin(), scores.end()), "the largest");
         weights = scores;
-        kernel.exponentials(weights.data(), 64, most);
-        for (size_t i = 0; i < scores.size(); i++) {
-            const double right = std::exp(static_cast<double>(scores[i] - most)); // the difference, rounded
-            check(right < 1e-37 ? weights[i] <= 1e-37f : std::abs(weights[i] - right) <= 3e-7 * right, "exponential");
-            check(std::isfinite(scores[i]) || weights[i] == 0.0f, "nothing of what is hidden");
+        const int64_t sum = kernel.exponentials(weights.data(), most);
+        double right_sum = 0.0;
+        for (size_t c = 0; c < scores.size(); c++) {
+            double score = 2.0 * static_cast<double>(products[c]);
+            score = (cap != 0.0f ? static_cast<double>(cap) * std::tanh(score) : score) + static_cast<double>(bias[c]);
+            check(std::isinf(bias[c]) ? scores[c] == -INFINITY : std::abs(scores[c] - score) <= 1e-5, "a score");
+            const double right = std::exp(static_cast<double>(scores[c] - most)); // the difference, rounded
+            check(right < 1e-37 ? weights[c] <= 1e-37f : std::abs(weights[c] - right) <= 3e-7 * right, "exponential");
+            check(std::isfinite(scores[c]) || weights[c] == 0.0f, "nothing of what is hidden");
+            right_sum += std::nearbyint(static_cast<double>(weights[c]) * weight_unit);
+        }
+        check(static_cast<double>(sum) == right_sum, "the sum of rounded weights");
+    }
+    scores.assign(tile, -INFINITY);
+    scores[3] = NAN;
+    scores[5] = 1.0f;
+    check(kernel.finish(scores.data(), 1.0f, 0.0f, nullptr) == 1.0f, "the largest number");
+    kernel.exponentials(scores.data(), 1.0f);
+    check(std::isnan(scores[3]) && scores[2] == 0.0f && scores[5] == 1.0f, "a NaN is not lost");
+    scores.assign(tile, -INFINITY);
+    check(kernel.finish(scores.data(), 1.0f, 0.0f, nullptr) == -INFINITY, "the largest of none");
+}
+
+// What cells of every type hold, and that queries are multiplied by that.
+void test_types(std::mt19937 & random) {
+    const Attention & kernel = *attention();
+    constexpr int size = 96;
+    const auto put_half = [](uint8_t * at, int k) {
+        const uint16_t half = half_of(k);
+        std::memcpy(at, &half, sizeof(half));
+    };
+    for (const CellType type : {CellType::f16, CellType::bf16, CellType::q8_0, CellType::q4_0}) {
+        for (const int n_queries : {1, 5}) {
+            std::vector<std::vector<uint8_t>> cells(tile, std::vector<uint8_t>(2 * size + 8));
+            std::vector<std::vector<float>> right(tile, std::vector<float>(size));
+            std::vector<const void *> rows;
+            for (size_t c = 0; c < tile; c++) {
+                uint8_t * const bytes = cells[c].data();
+                for (int i = 0; i < size; i++) {
+                    const int block = i / 32, k = static_cast<int>(random() % 129) - 64, d = block + 1;
+                    float & value = right[c][static_cast<size_t>(i)];
+                    value = static_cast<float>(k) / 64.0f;
+                    if (type == CellType::f16) {
+                        put_half(bytes + 2 * i, k);
+                    } else if (type == CellType::bf16) { // the upper half of a float; k has seven bits
+                        uint32_t bits;
+                        std::memcpy(&bits, &value, sizeof(bits));
+                        std::memcpy(bytes + 2 * i, reinterpret_cast<const char *>(&bits) + 2, 2);
+                    } else if (type == CellType::q8_0) {
+                        put_half(bytes + 34 * block, d);
+                        bytes[34 * block + 2 + i % 32] = static_cast<uint8_t>(k);
+                        value = static_cast<float>(d * k) / 64.0f;
+                    } else {
+                        const int q = k & 15;
+                        put_half(bytes + 18 * block, d);
+                        uint8_t & byte = bytes[18 * block + 2 + i % 16];
+                        byte = static_cast<uint8_t>(i % 32 < 16 ? q : byte | q << 4);
+                        value = static_cast<float>(d * (q - 8)) / 64.0f;
+                    }
+                }
+                rows.push_back(bytes);
+                std::vector<float> converted(size);
+                kernel.convert(type, bytes, size, converted.data());
+                check(converted == right[c], "the numbers of a cell, type " + std::to_string(static_cast<int>(type)));
+            }
+            std::vector<float> query(size, 0.0f), out(tile), room(tile * size);
+            query[3] = 1.0f;
+            query[77] = 2.0f;
+            const std::vector<const float *> queries(static_cast<size_t>(n_queries), query.data());
+            const std::vector<float *> into(static_cast<size_t>(n_queries), out.data());
+            kernel.dot_products({rows.data(), tile, type}, size, queries.data(), n_queries, into.data(), room.data());
+            for (size_t c = 0; c < tile; c++) {
+                check(out[c] == right[c][3] + 2.0f * right[c][77], "dot products with cells of a type");
+            }
+            const std::vector<float> weight(tile, 1.0f);
+            std::vector<float> sums(size, 0.0f);
+            const std::vector<const float *> weights = {weight.data()};
+            const std::vector<float *> sums_into = {sums.data()};
+            kernel.add_weighted({rows.data(), tile, type}, size, weights.data(), 1, sums_into.data(), room.data());
+            for (size_t i = 0; i < size; i++) {
+                float sum = 0.0f;
+                for (size_t c = 0; c < tile; c++) {
+                    sum += right[c][i];
+                }
+                check(sums[i] == sum, "sums of cells of a type");
+            }
         }
     }
-    scores.assign(64, -INFINITY);
-    check(kernel.largest(scores.data(), 64) == -INFINITY, "the largest of none");
-    scores[3] = NAN;
-    kernel.exponentials(scores.data(), 64, 1.0f);
-    check(std::isnan(scores[3]) && scores[2] == 0.0f, "a NaN is not lost");
 }
 
 } // namespace
@@ -152,6 +231,7 @@ int main() {
         }
     }
     test_weights(random);
+    test_types(random);
     std::printf("%s\n", n_failed == 0 ? "ok" : "failed");
     return n_failed == 0 ? 0 : 1;
 }

@@ -1,6 +1,7 @@
 // CpuAttention on random shapes, masks, orders of cells and threads: each row alone gives the bits that it has among
 // others, and they are right. PYFLY_FUZZ_CASES is how many.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <condition_variable>
 #include <cstdio>
@@ -21,6 +22,7 @@ using namespace pyfly;
 namespace {
 
 constexpr uint16_t hidden = 0xFC00, infinity = 0x7C00; // in F16
+constexpr float quantum = 8.0f;                        // quantised numbers are multiples of its inverse
 
 // Where threads wait for each other, in place of ggml's.
 class Barrier {
@@ -45,8 +47,23 @@ class Barrier {
     int n_, n_waiting_ = 0, round_ = 0;
 };
 
+struct Pool {
+    Barrier barrier;
+    std::atomic<int> chunk{0};
+
+    explicit Pool(int n) : barrier(n) {}
+};
+
 void wait(ggml_threadpool * pool) {
-    reinterpret_cast<Barrier *>(pool)->wait();
+    reinterpret_cast<Pool *>(pool)->barrier.wait();
+}
+
+void set_chunk(ggml_threadpool * pool, int value) {
+    reinterpret_cast<Pool *>(pool)->chunk = value;
+}
+
+int add_chunk(ggml_threadpool * pool, int value) {
+    return reinterpret_cast<Pool *>(pool)->chunk.fetch_add(value);
 }
 
 ggml_tensor tensor(ggml_type type, std::vector<int64_t> ne, void * data) {
@@ -58,7 +75,32 @@ ggml_tensor tensor(ggml_type type, std::vector<int64_t> ne, void * data) {
     for (size_t i = 0; i < 4; i++) {
         out.ne[i] = ne[i];
         out.nb[i] = stride;
-        stride *= static_cast<size_t>(ne[i]);
+        stride = i == 0 ? ggml_row_size(type, ne[0]) : stride * static_cast<size_t>(ne[i]);
+    }
+    return out;
+}
+
+// Halves in a cache of another type, which holds them as they are: multiples of its scale, where it has one.
+std::vector<uint8_t> encoded(ggml_type type, const std::vector<uint16_t> & halves) {
+    std::vector<uint8_t> out(ggml_row_size(type, static_cast<int64_t>(halves.size())));
+    for (size_t i = 0; i < halves.size(); i++) {
+        const float value = ggml_fp16_to_fp32(halves[i]);
+        if (type == GGML_TYPE_F16) {
+            std::memcpy(&out[2 * i], &halves[i], 2);
+        } else if (type == GGML_TYPE_BF16) {
+            uint32_t bits;
+            std::memcpy(&bits, &value, sizeof(bits));
+            const uint16_t upper = static_cast<uint16_t>(bits >> 16);
+            std::memcpy(&out[2 * i], &upper, 2);
+        } else {
+            const bool is_q8 = type == GGML_TYPE_Q8_0;
+            const int q = static_cast<int>(value * quantum);
+            uint8_t * const block = &out[i / 32 * (is_q8 ? 34 : 18)];
+            const ggml_fp16_t scale = ggml_fp32_to_fp16(1.0f / quantum);
+            std::memcpy(block, &scale, sizeof(scale));
+            uint8_t & byte = block[2 + i % (is_q8 ? 32 : 16)];
+            byte = static_cast<uint8_t>(is_q8 ? q : i % 32 < 16 ? byte | (q + 8) : byte | (q + 8) << 4);
+        }
     }
     return out;
 }
@@ -68,6 +110,7 @@ struct Case {
     size_t key_size, value_size, n_groups, n_each, n_heads, n_cells, n_rows, n_streams;
     float scale, cap;
     bool has_sinks;
+    ggml_type key_type, value_type;
     std::vector<uint16_t> keys, values, mask; // [n_streams][n_groups][n_cells][..], [n_streams][n_rows][n_cells]
     std::vector<float> queries, sinks;        // [n_streams][n_heads][n_rows][key_size], [n_heads]
 
@@ -82,6 +125,7 @@ class Random {
     bool one_in(size_t n) { return between(1, n) == 1; }
     float normal() { return normal_(engine_); }
     uint16_t half() { return static_cast<uint16_t>((engine_() & 0x83FF) | between(12, 15) << 10); } // 1/8 .. 2
+    uint16_t quantised_half() { return ggml_fp32_to_fp16((static_cast<float>(between(0, 15)) - 8.0f) / quantum); }
 
   private:
     std::mt19937 engine_;
@@ -106,6 +150,12 @@ Case random_case(Random & random, bool is_large) {
         of.n_rows = random.between(9, 17);
         of.n_streams = 1;
     }
+    const auto random_type = [&](size_t size) {
+        const ggml_type types[] = {GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0};
+        return random.one_in(2) ? types[random.between(0, size % 32 == 0 ? 3 : 1)] : GGML_TYPE_F16;
+    };
+    of.key_type = random_type(of.key_size);
+    of.value_type = random_type(of.value_size);
     of.n_heads = of.n_groups * of.n_each;
     of.scale = 1.0f / std::sqrt(static_cast<float>(of.key_size));
     of.cap = random.one_in(4) ? 20.0f : 0.0f;
@@ -113,7 +163,9 @@ Case random_case(Random & random, bool is_large) {
     of.keys.resize(of.n_streams * of.n_groups * of.n_cells * of.key_size);
     of.values.resize(of.n_streams * of.n_groups * of.n_cells * of.value_size);
     for (std::vector<uint16_t> * halves : {&of.keys, &of.values}) {
-        std::generate(halves->begin(), halves->end(), [&] { return random.half(); });
+        const bool is_half = (halves == &of.keys ? of.key_type : of.value_type) == GGML_TYPE_F16;
+        std::generate(halves->begin(), halves->end(),
+                      [&] { return is_half ? random.half() : random.quantised_half(); });
     }
     of.queries.resize(of.n_streams * of.n_heads * of.n_rows * of.key_size);
     of.sinks.resize(of.n_heads);
@@ -141,10 +193,10 @@ std::vector<float> compute(CpuAttention & attention, const Case & of, const ggml
                            int n_threads) {
     const auto i = [](size_t number) { return static_cast<int64_t>(number); };
     Case own = of; // as tensors have it, not const
-    ggml_tensor k =
-        tensor(GGML_TYPE_F16, {i(of.key_size), i(of.n_cells), i(of.n_groups), i(of.n_streams)}, own.keys.data());
+    std::vector<uint8_t> keys = encoded(of.key_type, of.keys), values = encoded(of.value_type, of.values);
+    ggml_tensor k = tensor(of.key_type, {i(of.key_size), i(of.n_cells), i(of.n_groups), i(of.n_streams)}, keys.data());
     ggml_tensor v =
-        tensor(GGML_TYPE_F16, {i(of.value_size), i(of.n_cells), i(of.n_groups), i(of.n_streams)}, own.values.data());
+        tensor(of.value_type, {i(of.value_size), i(of.n_cells), i(of.n_groups), i(of.n_streams)}, values.data());
     ggml_tensor q =
         tensor(GGML_TYPE_F32, {i(of.key_size), i(of.n_rows), i(of.n_heads), i(of.n_streams)}, own.queries.data());
     ggml_tensor mask = tensor(GGML_TYPE_F16, {i(of.n_cells), i(of.n_rows), 1, i(of.n_streams)}, own.mask.data());
@@ -168,12 +220,12 @@ std::vector<float> compute(CpuAttention & attention, const Case & of, const ggml
     size_t size = 0;
     attention.work_size(n_threads, &op, size);
     std::vector<char> work(size);
-    Barrier barrier(n_threads);
+    Pool pool(n_threads);
     std::vector<std::thread> threads;
     for (int t = 0; t < n_threads; t++) {
         threads.emplace_back([&, t] {
             ggml_internal::ComputeParams params = {
-                t, n_threads, size, work.data(), reinterpret_cast<ggml_threadpool *>(&barrier), false};
+                t, n_threads, size, work.data(), reinterpret_cast<ggml_threadpool *>(&pool), false};
             attention.compute_forward(&params, &op);
         });
     }
@@ -240,9 +292,10 @@ void test_case(uint32_t seed, bool is_large) {
     const std::string what = "seed " + std::to_string(seed) + ": ";
     Case of = random_case(random, is_large);
     // What is not finite in the last cell reaches the rows that see it, and no others.
-    const bool is_odd = random.one_in(3);
+    const bool is_key = random.one_in(2);
+    const bool is_odd = random.one_in(3) && (is_key ? of.key_type : of.value_type) == GGML_TYPE_F16;
     if (is_odd) {
-        std::vector<uint16_t> & numbers = random.one_in(2) ? of.keys : of.values;
+        std::vector<uint16_t> & numbers = is_key ? of.keys : of.values;
         const size_t size = numbers.size() / (of.n_streams * of.n_groups * of.n_cells);
         for (size_t group = 0; group < of.n_streams * of.n_groups; group++) {
             numbers[(group * of.n_cells + of.n_cells - 1) * size + random.between(0, size - 1)] = infinity;
@@ -250,6 +303,8 @@ void test_case(uint32_t seed, bool is_large) {
     }
     CpuAttention attention;
     attention.barrier = wait;
+    attention.set_chunk = set_chunk;
+    attention.add_chunk = add_chunk;
     ggml_tensor cache = {};
     cache.buffer = reinterpret_cast<ggml_backend_buffer_t>(&cache); // an address is all that counts
     if (of.n_streams == 1 && random.one_in(2)) {

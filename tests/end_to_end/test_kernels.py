@@ -205,7 +205,8 @@ def test_a_model_knows_whether_a_batch_changes_its_rows(tiny_target, lora, tmp_p
         (latent, {}, ()),
         (tiny_target, {"kernels": "stock", "flash_attn": True}, ("attention", "attn_q", "(F16)")),
         (tiny_target, {"flash_attn": False}, ("without flash attention",)),
-        (tiny_target, {"type_k": 8, "type_v": 8, "flash_attn": True}, ("Q8_0",)),
+        (tiny_target, {"type_k": 8, "type_v": 2, "flash_attn": True}, ()),
+        (tiny_target, {"type_k": 7, "type_v": 7, "flash_attn": True}, ("Q5_1",)),
         (tiny_target, {"lora_path": lora}, ("LoRA",)),
         (alibi, {"flash_attn": True}, ("ALiBi",)),
     )
