@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
+from pyfly_cpp.grammar.constants import ANNOTATIONS, are_same, keeps, kind_of
 from pyfly_cpp.grammar.numbers import decimals, integers
 from pyfly_cpp.grammar.patterns import MOST_TIMES, escaped, pattern_rule
-from pyfly_cpp.grammar.values import ANNOTATIONS, are_same, keeps, kind_of
 
 _PAIR = r'[dD] [89abAB] [0-9a-fA-F] [0-9a-fA-F] "\\u" [dD] [c-fC-F] [0-9a-fA-F] [0-9a-fA-F]'
 _UNIT = r"[0-9a-ce-fA-CE-F] [0-9a-fA-F] [0-9a-fA-F] [0-9a-fA-F] | [dD] [0-7] [0-9a-fA-F] [0-9a-fA-F]"
