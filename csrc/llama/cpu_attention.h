@@ -1,4 +1,4 @@
-// Attention on the CPU by kernels/attention.h, inside llama.cpp's graph: of GGML_OP_FLASH_ATTN_EXT cells of
+// Attention on the CPU by kernels/attention.h, inside llama.cpp's graph: of GGML_OP_FLASH_ATTN_EXT with cells of
 // F16, BF16, Q8_0 or Q4_0. llama.cpp's own depends on the batch and on the threads: one token's cells are split by
 // threads from 512 on, 64 tokens and more are computed in tiles, and what lies between adds up in F16, cell by cell,
 // for each query alone.
