@@ -81,7 +81,7 @@ def context_memory(context: Any) -> ContextMemory:
 
 
 class ForeignProduct(NamedTuple):
-    """A product of a graph that llama.cpp computes its own way, and so rounds by the batch."""
+    """A product of a graph that llama.cpp computes in its own way, so that its rounding depends on the batch."""
 
     op: str
     """ggml's name of the operation."""

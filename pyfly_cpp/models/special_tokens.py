@@ -79,7 +79,7 @@ class SpecialTokens:
 
 
 def _any_of(texts: Iterable[bytes]) -> bytes:
-    """A pattern for the longest of these texts at a place; quick, also if there are thousands of them."""
+    """A pattern for the longest of these texts at a place; fast even with thousands of them."""
     tree: dict[int, Any] = {}
     for text in texts:
         branch = tree

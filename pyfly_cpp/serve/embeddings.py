@@ -25,7 +25,7 @@ from pyfly_cpp.serve.settings import Settings
 from pyfly_cpp.serve.streams import Entries
 
 _CHUNK = 64
-"""Tokens of one evaluation: so long do the texts that are written wait. llama.cpp makes a row of logits for each."""
+"""Tokens of one evaluation; answers that are being written wait for it. llama.cpp makes a row of logits for each."""
 
 _POOLINGS = {
     llama_cpp.LLAMA_POOLING_TYPE_UNSPECIFIED: "mean",
