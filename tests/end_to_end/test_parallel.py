@@ -242,7 +242,7 @@ def test_pieces_of_requests_of_the_engine(batch, alone):
     assert pieces[-1].stats is handle.stats and handle.stats.committed >= 8
     found = [own for own, _ in pieces[0].prompt] + [token.logprobs[0] for token in tokens]
     np.testing.assert_allclose(found, expected["logprobs"]["token_logprobs"][-len(found) :], atol=1e-4)
-    assert events[0] == "begun" and events[-1] == "ended" and events.count("round") == handle.stats.rounds
+    assert events[0] == "begun" and events[-1] == "ended" and events.count("step") == handle.stats.rounds
     first, second = ([piece.text for piece in ask(1.5, seed=7)] for _ in range(2))
     assert first == second
     with pytest.raises(TypeError, match="nonsense"):
