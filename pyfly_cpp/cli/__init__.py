@@ -6,6 +6,7 @@ traceback back), 2 wrong usage.
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 import sys
@@ -99,6 +100,7 @@ class _Commands(click.Group):
             from pyfly_cpp.cli.terminal import folded
 
             click.echo(folded(f"Error: {describe(error)}", sys.stderr), err=True)
+            _give_up("stdout")
             sys.exit(1)
 
 
@@ -142,8 +144,18 @@ def cli() -> None:
     """Run GGUF models faster: something cheap guesses the next tokens, and the model checks them in one step."""
 
 
+def _give_up(name: str) -> None:
+    """What cannot be written to stdout or stderr (a full disk) is lost; Python does not tell it again at the end, with
+    an exit code of its own."""
+    try:
+        getattr(sys, name).flush()
+    except (OSError, ValueError):
+        setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line and exits."""
+    atexit.register(_give_up, "stderr")
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by whoever started us: /dev/null takes its descriptor
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import subprocess
@@ -585,3 +586,12 @@ def test_gpu_layers_without_a_gpu_are_told(run):
 def test_doctor_does_not_take_used_memory_for_free(run):
     cpus = [one for one in json.loads(run("doctor", "--json").out)["devices"] if one["kind"] == "CPU"]
     assert all(0 < one["memory_free"] < one["memory_total"] for one in cpus)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+def test_an_answer_that_cannot_be_written():
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-m", "pyfly_cpp", "complete", "-m", TARGET, "-n", "2", "A"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=env)
+    assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("Error: ")

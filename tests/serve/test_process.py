@@ -118,8 +118,9 @@ def test_a_full_disk(start):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with open("/dev/full", "w") as full:
-        process, _ = start("--port", str(port), "--log", "texts", stderr=full, stdout=full)
+        process, _ = start("--port", str(port), "--log", "texts", stderr=full, stdout=full, env=env)
         deadline = time.monotonic() + 30
         while True:
             try:
