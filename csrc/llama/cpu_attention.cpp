@@ -448,28 +448,24 @@ class Task {
 // Finds the texts from a row on.
 void find_texts(const CpuAttention & library, const ComputeParams & params, const Operation & of, size_t first) {
     const Texts texts(of);
-    const size_t n_cells = of.shape.n_cells, n_threads = of.work.n_threads;
-    if ((of.shape.n_rows - first) * n_cells < worth_sharing) {
-        if (of.thread == 0) {
-            texts.part(first);
-            texts.mark(0, n_cells);
-            for (size_t i = 0; i < *of.work.n_texts; i++) {
-                texts.list(i);
-            }
+    const size_t n_cells = of.shape.n_cells;
+    const size_t n_readers = (of.shape.n_rows - first) * n_cells < worth_sharing ? 1 : of.work.n_threads; // of masks
+    const auto wait = [&] {
+        if (n_readers > 1) {
+            library.barrier(params.pool);
         }
-    } else {
-        if (of.thread == 0) {
-            texts.part(first);
-        }
-        library.barrier(params.pool);
-        texts.mark(n_cells * of.thread / n_threads, n_cells * (of.thread + 1) / n_threads);
-        library.barrier(params.pool);
-        for (size_t i = of.thread; i < *of.work.n_texts; i += n_threads) {
-            texts.list(i);
-        }
-    }
+    };
     if (of.thread == 0) {
+        texts.part(first);
         library.set_chunk(params.pool, params.n_threads);
+    }
+    wait();
+    if (of.thread < n_readers) {
+        texts.mark(n_cells * of.thread / n_readers, n_cells * (of.thread + 1) / n_readers);
+    }
+    wait();
+    for (size_t i = of.thread; of.thread < n_readers && i < *of.work.n_texts; i += n_readers) {
+        texts.list(i);
     }
     library.barrier(params.pool);
 }
