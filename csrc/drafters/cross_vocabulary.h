@@ -64,8 +64,8 @@ class CrossVocabulary : public Drafter {
     std::unique_ptr<Drafter> inner_;
     ControlTokens to_draft_, to_target_;
     std::unordered_map<std::string, int32_t> ends_of_characters_; // tokens of the target
-    mutable std::vector<Translation>
-        translations_; // by slot, of what was seen last; any other history makes them what that asks for
+    // By slot, of what was seen last; any other history makes them what that asks for.
+    mutable std::vector<Translation> translations_;
 };
 
 } // namespace pyfly

@@ -211,7 +211,7 @@ class Slot:
         chain is copied and whose Python functions are kept alive, or None for the argmax; what these raise cannot pass
         through C, `take_failure` returns it after a step. `n_room`: as of `want`, None: no limit. `draft_max`: one for
         each drafter, or None for those of the batch. `settings`: fields of `pyfly_request_settings`, such as `trace`.
-        An error leaves the text as it was that ran before, unless the target's memory could not be cut."""
+        An error leaves the request as it was that ran before, unless the target's memory could not be cut."""
         array = boundary.tokens("the prompt", history)
         nodes = gate_array(gate)
         limits = ffi.NULL if draft_max is None else ffi.new("int32_t[]", list(draft_max))
