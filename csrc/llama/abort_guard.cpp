@@ -6,6 +6,7 @@
 #include <mutex>
 #include <stdexcept>
 
+#include "fork_safe.h"
 #include "ggml.h"
 
 namespace pyfly {
@@ -13,6 +14,7 @@ namespace pyfly {
 namespace {
 
 std::mutex mutex;
+[[maybe_unused]] const bool is_held_over_forks = hold_over_forks<mutex>();
 int32_t n_in_process = 0;
 std::atomic<ggml_abort_callback_t> previous = nullptr;
 thread_local int32_t n_on_thread = 0;

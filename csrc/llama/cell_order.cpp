@@ -1,7 +1,10 @@
 #include "cell_order.h"
 
 #include <algorithm>
+#include <mutex>
 #include <numeric>
+
+#include "fork_safe.h"
 
 namespace pyfly {
 
@@ -10,6 +13,10 @@ namespace {
 using ggml_internal::Buffer;
 using ggml_internal::BufferFunctions;
 
+// Of every order, and of the buffers that are watched: contexts compute at the same time.
+std::mutex mutex;
+[[maybe_unused]] const bool is_held_over_forks = hold_over_forks<mutex>();
+
 // ---- Buffers of caches, watched -------------------------------------------------------------------------------------
 
 struct Watched {
@@ -17,18 +24,17 @@ struct Watched {
     CellOrder * order;
 };
 
-std::mutex watching;
 auto & watched = *new std::map<ggml_backend_buffer_t, Watched>; // contexts may be freed when the process ends
 
 Watched find(ggml_backend_buffer_t buffer) {
-    const std::lock_guard<std::mutex> lock(watching);
+    const std::lock_guard<std::mutex> lock(mutex);
     return watched.at(buffer);
 }
 
 void free_buffer(ggml_backend_buffer_t buffer) {
     const Watched own = find(buffer);
     {
-        const std::lock_guard<std::mutex> lock(watching);
+        const std::lock_guard<std::mutex> lock(mutex);
         watched.erase(buffer);
     }
     own.order->forget(buffer);
@@ -47,7 +53,7 @@ void set_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor, const void *
 }
 
 void watch(ggml_backend_buffer_t buffer, CellOrder & order) {
-    const std::lock_guard<std::mutex> lock(watching);
+    const std::lock_guard<std::mutex> lock(mutex);
     Buffer * const own = reinterpret_cast<Buffer *>(buffer);
     if (own->functions.set_tensor != set_tensor && own->functions.set_tensor != nullptr) {
         watched[buffer] = {own->functions, &order};
@@ -116,12 +122,12 @@ void CellOrder::write(const void * cache, const ggml_tensor * cells, size_t n_ce
             own.push_back(static_cast<int32_t>(cell));
         }
     }
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const std::lock_guard<std::mutex> lock(mutex);
     append(cache, own, n_cells);
 }
 
 void CellOrder::restore(const void * cache, size_t first, size_t n, size_t n_cells) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const std::lock_guard<std::mutex> lock(mutex);
     const auto found = caches_.find(cache);
     if (found != caches_.end() && found->second.places.size() == n_cells && first + n <= n_cells) {
         std::vector<int32_t> own(n);
@@ -131,7 +137,7 @@ void CellOrder::restore(const void * cache, size_t first, size_t n, size_t n_cel
 }
 
 void CellOrder::read(const void * cache, size_t n_cells, int32_t * out) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const std::lock_guard<std::mutex> lock(mutex);
     const auto found = caches_.find(cache);
     if (found == caches_.end() || found->second.places.size() < n_cells) {
         std::iota(out, out + n_cells, 0);
@@ -151,12 +157,12 @@ void CellOrder::read(const void * cache, size_t n_cells, int32_t * out) {
 }
 
 void CellOrder::forget(const void * cache) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const std::lock_guard<std::mutex> lock(mutex);
     caches_.erase(cache);
 }
 
 size_t CellOrder::n_caches() {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const std::lock_guard<std::mutex> lock(mutex);
     return caches_.size();
 }
 

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <vector>
 
 #include "release_ggml.h"
@@ -48,7 +47,6 @@ class CellOrder {
 
     void append(const void * cache, const std::vector<int32_t> & cells, size_t n_cells);
 
-    std::mutex mutex_; // contexts compute at the same time
     std::map<const void *, Written> caches_;
 };
 

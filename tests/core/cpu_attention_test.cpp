@@ -17,6 +17,11 @@
 #include "kernels/attention.h"
 #include "llama/cpu_attention.h"
 
+#ifndef _WIN32
+#include <sys/wait.h>
+#include <unistd.h>
+#endif
+
 using namespace pyfly;
 
 namespace {
@@ -369,6 +374,41 @@ void test_order() {
     check(order.n_caches() == 1 && is(&a, {0, 1, 2, 3, 4}) && is(&b, {0, 2, 3, 4, 5, 6, 1}), "one of them is gone");
 }
 
+#ifndef _WIN32
+// A fork can use what another thread was using when it was made.
+void test_forks() {
+    const int a = 0;
+    CellOrder order;
+    write(order, &a, {3, 1}, 4000);
+    std::atomic<bool> is_over{false};
+    std::vector<int32_t> out(4000);
+    std::thread other([&] {
+        while (!is_over) {
+            order.read(&a, out.size(), out.data());
+        }
+    });
+    bool is_right = true;
+    for (int i = 0; i < 50; i++) {
+        const pid_t child = fork();
+        if (child == 0) {
+            alarm(5); // ends it
+            int32_t cells[4];
+            order.read(&a, 4, cells);
+            _exit(cells[3] == 1 ? 0 : 1);
+        }
+        int status = -1;
+        waitpid(child, &status, 0);
+        is_right = is_right && status == 0;
+        if (!is_right) {
+            break;
+        }
+    }
+    is_over = true;
+    other.join();
+    check(is_right, "the order of cells in a fork");
+}
+#endif
+
 } // namespace
 
 int main() {
@@ -377,6 +417,9 @@ int main() {
         return 0;
     }
     test_order();
+#ifndef _WIN32
+    test_forks();
+#endif
     const char * wanted = std::getenv("PYFLY_FUZZ_CASES");
     const int n_cases = wanted != nullptr ? std::atoi(wanted) : 60;
     for (int i = 0; i < n_cases; i++) {
