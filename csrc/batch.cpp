@@ -41,6 +41,18 @@ void Batch::configure(bool is_adaptive, std::vector<BatchDrafter> drafters, int3
     chunks_.configure(n_chunk > 0 ? std::min(n_chunk, target_.n_batch()) : target_.n_batch(), us_chunk);
 }
 
+// What a request in this slot would have of it, if it may go there: because next to nothing is lost, or because it
+// continues the conversation whose answer is lost. Else another one that comes back would have to be read again, where
+// it costs nothing to take what both begin with along to another slot. Where it cannot be taken along, half of the
+// request is worth more than what is lost.
+size_t Batch::n_continued(const Request & of, const int32_t * history, size_t n_history) const {
+    const Memory & memory = of.sequence.memory();
+    const size_t n = memory.n_common(history, n_history);
+    const bool loses_little = memory.n() < n + worth_sharing;
+    const bool continues = n >= std::max(worth_sharing, of.sequence.n_messages());
+    return loses_little || continues || (!target_.can_copy() && 2 * n >= n_history) ? n : 0;
+}
+
 int32_t Batch::find_slot(const int32_t * history, size_t n_history, int32_t owner) const {
     int32_t best = -1;
     size_t n_best = 0;
@@ -49,10 +61,9 @@ int32_t Batch::find_slot(const int32_t * history, size_t n_history, int32_t owne
         if (t.sequence.has_request()) {
             continue;
         }
-        const Memory & memory = t.sequence.memory();
-        const size_t n = t.owner() == owner ? memory.n_common(history, n_history) : 0;
+        const size_t n = t.owner() == owner ? n_continued(t, history, n_history) : 0;
         const auto is_better = [&](const Request & other) { // among equals the one that is missed least
-            return std::make_pair(memory.n() > 0, t.schedule.used) <
+            return std::make_pair(t.sequence.memory().n() > 0, t.schedule.used) <
                    std::make_pair(other.sequence.memory().n() > 0, other.schedule.used);
         };
         if (best < 0 || n > n_best || (n == n_best && is_better(request(best)))) {
@@ -269,8 +280,9 @@ bool Batch::waits_for_prefix(Request & t) {
     if (!target_.can_copy() || t.sequence.config().all_rows || memory.n() + worth_sharing >= history.size()) {
         return false;
     }
-    const Memory * longest = nullptr;
+    const Request * longest = nullptr;
     size_t n_longest = memory.n() + worth_sharing;
+    size_t n_parting = 0; // where it parts from the one that it has most in common with
     bool waits = false;
     for (Request & other : requests_) {
         if (&other == &t || other.owner() != t.owner()) {
@@ -278,8 +290,9 @@ bool Batch::waits_for_prefix(Request & t) {
         }
         const Memory & held = other.sequence.memory();
         const size_t n = held.n_common(history.data(), history.size() - 1);
+        n_parting = std::max(n_parting, n);
         if (const size_t n_shareable = held.n_shareable(n); n_shareable >= n_longest) {
-            longest = &held;
+            longest = &other;
             n_longest = n_shareable;
         }
         if (other.is_running() && other.schedule.order < t.schedule.order && other.sequence.n_steps() == 0) {
@@ -292,8 +305,11 @@ bool Batch::waits_for_prefix(Request & t) {
             }
         }
     }
-    if (longest != nullptr && !waits) {
-        memory.share(*longest, n_longest);
+    if (longest != nullptr && !waits && memory.share(longest->sequence.memory(), n_longest)) {
+        drafting_.share(*longest, t);
+    }
+    if (n_parting > memory.n()) { // the next one that begins so need not read up to there
+        t.sequence.keep_at(n_parting);
     }
     return waits;
 }

@@ -33,7 +33,8 @@ class Batch {
     int32_t n_slots() const { return static_cast<int32_t>(requests_.size()); }
     const Sequence & at(int32_t slot) const { return requests_[static_cast<size_t>(slot)].sequence; }
 
-    // The free slot that holds most of what this request of an owner begins with; -1 if none is free.
+    // The free slot that this request of an owner continues; else an empty one, else the one that was used longest ago,
+    // which takes over what others hold of its beginning. -1 if none is free.
     int32_t find_slot(const int32_t * history, size_t n_history, int32_t owner) const;
 
     // See pyfly_batch_expect: of the drafters that were configured.
@@ -84,6 +85,7 @@ class Batch {
     bool delays_another(const Request & of) const;
     size_t n_with_step(const Request & request) const;
     bool may_return(const Request & request) const;
+    size_t n_continued(const Request & of, const int32_t * history, size_t n_history) const;
     bool waits_for_prefix(Request & request);
 
     // What the requests do in an iteration.

@@ -153,6 +153,14 @@ void Drafting::forget(int32_t slot) {
     }
 }
 
+void Drafting::share(const Request & from, const Request & to) {
+    for (size_t d = 0; d < drafters_.size(); d++) {
+        if (to.sequence.config().draft_max[d] > 0) {
+            drafters_[d].drafter->share(from.slot(), to.slot(), to.sequence.transcript().history());
+        }
+    }
+}
+
 bool Drafting::drafts_behind_prompt(const Request & t) const {
     for (size_t d = 0; d < drafters_.size(); d++) {
         const int32_t k = t.sequence.config().draft_max[d];

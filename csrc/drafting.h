@@ -47,6 +47,9 @@ class Drafting {
     // What the drafters hold of a slot's request goes.
     void forget(int32_t slot);
 
+    // A request takes over what the drafters hold of what it has in common with another one.
+    void share(const Request & from, const Request & to);
+
     // Tokens of the request that a drafter which will be asked soon has to evaluate, before the request's first step.
     size_t n_behind(const Request & request) const;
 

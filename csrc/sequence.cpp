@@ -62,6 +62,7 @@ void Sequence::begin(RequestConfig config, std::vector<int32_t> history, std::op
     config_ = std::move(config);
     transcript_.begin(std::move(history), static_cast<size_t>(target_->n_vocab()),
                       {config_.keep_rows != 0, config_.resumable != 0});
+    n_messages_ = find_end_of_messages(transcript_.history());
     choose_kept(n_held);
     planned_ = Planned::nothing;
     prompt_row_begin_ = prompt_row_end_ = 0;
@@ -134,25 +135,34 @@ void Sequence::checkpoint(bool is_kept) {
     stats_.checkpoints += memory_.checkpoint(is_kept) && is_new ? 1 : 0;
 }
 
-// Where the next request of whoever asks may part from this one: where this one has parted from the last, of which
-// n_alike tokens were held (what is common to many requests), and where its last message ends. What stands behind that
-// begins the answer, and a template that leaves out earlier thoughts writes it differently in the next turn.
+// Where the last message of a prompt ends, at most at its last token. What stands behind that begins the answer, and a
+// template that leaves out earlier thoughts writes it differently in the next turn.
+size_t Sequence::find_end_of_messages(const std::vector<int32_t> & prompt) const {
+    const size_t n = prompt.size() - 1;
+    for (size_t i = n; i > n - std::min(n, n_searched); i--) {
+        if (vocabulary_->is_eog(prompt[i - 1])) {
+            return i;
+        }
+    }
+    return n - std::min(n, n_behind_messages);
+}
+
+// Where the next request of whoever asks may part from this one: where its first message ends, as the system prompt
+// does that many conversations begin with, where this one has parted from the last, of which n_alike tokens were held,
+// and where its last message ends. Where the prompt ends a state is kept anyway.
 void Sequence::choose_kept(size_t n_alike) {
     kept_.clear();
     if (!is_limited()) {
         return;
     }
     const std::vector<int32_t> & history = transcript_.history();
-    const size_t n = history.size() - 1; // where the prompt ends a state is kept anyway
-    size_t end = n - std::min(n, n_behind_messages);
-    for (size_t i = n; i > n - std::min(n, n_searched); i--) {
-        if (vocabulary_->is_eog(history[i - 1])) {
-            end = i;
-            break;
-        }
+    size_t first = 0;
+    while (first < n_messages_ && !vocabulary_->is_eog(history[first])) {
+        first++;
     }
-    for (const size_t place : {std::min(n_alike, end), std::max(n_alike, end)}) {
-        keep_at(place);
+    const size_t last = n_messages_;
+    for (const size_t place : {std::min(n_alike, last), std::max(n_alike, last), std::min(first + 1, last)}) {
+        keep_at(place); // the first message's also if another one follows soon
     }
 }
 

@@ -91,6 +91,10 @@ class Sequence {
     const RequestConfig & config() const { return config_; }
     int32_t n_steps() const { return step_; }
 
+    // Tokens of the last request's prompt up to the end of its last message: who goes on behind them continues it,
+    // whatever became of the answer. Stays when the request ends.
+    size_t n_messages() const { return n_messages_; }
+
     // What the step that was just taken had drafted, and where.
     const Draft & draft() const { return draft_; }
     size_t draft_begin() const { return n_before_; }
@@ -113,6 +117,7 @@ class Sequence {
     void uncount(size_t n);
     void catch_up(size_t n);
     void checkpoint(bool is_kept);
+    size_t find_end_of_messages(const std::vector<int32_t> & prompt) const;
     void choose_kept(size_t n_alike);
     size_t next_kept() const;
     void take_step(size_t span, int64_t us);
@@ -131,6 +136,7 @@ class Sequence {
     bool is_broken_ = false; // evaluating failed
     int32_t step_ = 0;
 
+    size_t n_messages_ = 0;
     std::vector<size_t> kept_; // places in the prompt where a limited target's state is to be kept, ascending
     Planned planned_ = Planned::nothing;
     std::vector<int32_t> tokens_; // of the plan

@@ -229,6 +229,75 @@ def test_a_step_says_which_texts_had_a_round():
         assert steps[2][1] == (1, True, 1)
 
 
+# ---- Which slot ------------------------------------------------------------------------------------------------------
+
+SYSTEM = [*range(2, 9)] * 20 + [EOG]
+
+
+def message(token, n):
+    return [token] * n + [EOG]
+
+
+@pytest.fixture(params=[None, (4, True)], ids=["attention", "recurrent"])
+def three_slots(request):
+    options = {"n_sequences": 3, "recurrent": request.param}
+    with ScriptedTarget(likes_five, N_VOCAB, 1000, 64, **options) as target, Batch(target) as batch:
+        target.protect([PROTECTED], [EOG])
+        batch.configure()
+        yield batch
+
+
+def ask(batch, prompt, n=8):
+    """A request and n tokens of its answer: (its slot, tokens of the prompt that were read, its tokens)."""
+    slot = batch.find_slot(prompt)
+    slot.reset_counters()
+    slot.begin(prompt, *PLAIN)
+    while slot.counters()["committed"] < n:
+        batch.step()
+    found = slot.number, slot.counters()["prefilled"], slot.history().tolist()
+    slot.end()
+    return found
+
+
+def test_a_conversation_stays_whole_while_others_begin_alike(three_slots):
+    """A title for it, and another conversation behind the same system prompt."""
+    first, _, tokens = ask(three_slots, SYSTEM + message(2, 200))
+    ask(three_slots, SYSTEM[:3] + message(7, 70))
+    other, n_read, _ = ask(three_slots, SYSTEM + message(3, 100))
+    assert n_read <= 101
+    again, n_read, _ = ask(three_slots, [*tokens, *message(4, 10)])
+    assert again == first != other
+    assert n_read <= 11
+
+
+def test_a_conversation_whose_answers_are_replaced_keeps_its_slot(three_slots):
+    """So it does not push the others out."""
+    others = [ask(three_slots, message(token, 150)) for token in (2, 3)]
+    history = SYSTEM
+    slots = set()
+    for i in range(5):
+        history = history + message(4 + i % 3, 90)
+        slot, n_read, _ = ask(three_slots, [*history, PROTECTED], n=30)
+        assert i == 0 or n_read <= 160
+        slots.add(slot)
+        history = history + message(8, 60)
+    assert len(slots) == 1
+    for slot, _, tokens in others:
+        assert ask(three_slots, [*tokens, *message(6, 5)])[:2] == (slot, 6)
+
+
+def test_the_end_of_what_two_have_in_common_is_kept(three_slots):
+    for token in (2, 3):
+        ask(three_slots, SYSTEM + message(token, 200))
+    _, n_read, _ = ask(three_slots, SYSTEM + message(4, 100))
+    assert n_read <= 101
+
+
+def test_the_slot_that_was_used_longest_ago_goes(three_slots):
+    slots = [ask(three_slots, message(token, 50))[0] for token in (2, 3, 4)]
+    assert ask(three_slots, message(5, 50))[0] == slots[0]
+
+
 # ---- A full cache ----------------------------------------------------------------------------------------------------
 
 

@@ -55,6 +55,13 @@ size_t CrossVocabulary::prepare(int32_t slot, const std::vector<int32_t> & histo
     return tokens.empty() ? 0 : inner_->prepare(slot, tokens, n_most);
 }
 
+void CrossVocabulary::share(int32_t from, int32_t to, const std::vector<int32_t> & history) {
+    const std::vector<int32_t> & tokens = sync(to, history).tokens();
+    if (!tokens.empty()) {
+        inner_->share(from, to, tokens);
+    }
+}
+
 // Tokens of its own to be drafted now: for what is asked for at first, then one after the other.
 size_t CrossVocabulary::n_more(const Job & job) const {
     const size_t n_drafted = job.history.size() - job.begin;

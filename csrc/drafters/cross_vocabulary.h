@@ -30,6 +30,7 @@ class CrossVocabulary : public Drafter {
     size_t prepare(int32_t slot, const std::vector<int32_t> & history, size_t n_most) override;
     size_t n_behind(int32_t slot, const std::vector<int32_t> & history) const override;
     void forget(int32_t slot) override { inner_->forget(slot); }
+    void share(int32_t from, int32_t to, const std::vector<int32_t> & history) override;
     void propose(const std::vector<DraftRequest> & requests) override;
     std::vector<int32_t> usual_text() const override; // of others it needs many of its tokens for one of the target's
     double expected_cost() const override { return inner_->expected_cost(); }

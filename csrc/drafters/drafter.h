@@ -105,6 +105,12 @@ class Drafter {
     // What it holds of a request goes: another owner's begins there.
     virtual void forget(int32_t slot) { (void) slot; }
 
+    // The request `to`, with this history, takes over what is held of its beginning for the request `from`, where that
+    // spares it evaluating.
+    virtual void share(int32_t from, int32_t to, const std::vector<int32_t> & history) {
+        (void) from, (void) to, (void) history;
+    }
+
     // A request has ended, of which the caller was given all of `history`: the answer is what follows its first
     // n_prompt tokens. owner: pyfly_request_settings.owner.
     virtual void ended(const std::vector<int32_t> & history, size_t n_prompt, int32_t owner) {

@@ -37,6 +37,19 @@ bool SlotMemories::shift(int32_t slot, size_t n) {
     return is_shifted;
 }
 
+void SlotMemories::share(int32_t from, int32_t to, const int32_t * tokens, size_t n) {
+    const Memory & memory = at(from).memory;
+    if (begin(from) != first_ || n < first_) {
+        return;
+    }
+    const size_t n_more = memory.n_shareable(memory.n_common(tokens + first_, n - first_));
+    const size_t n_own = n_staying(to, tokens, n);
+    if (n_more > 0 && first_ + n_more > (n_own > 0 ? begin(to) + n_own : 0)) {
+        at(to).memory.share(memory, n_more);
+        at(to).begin = first_;
+    }
+}
+
 bool SlotMemories::make_room(const std::vector<int32_t> & slots, size_t n_new) {
     now_++;
     for (const int32_t slot : slots) {

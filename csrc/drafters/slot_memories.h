@@ -37,6 +37,10 @@ class SlotMemories {
     // The stretch begins n positions further on. False, and nothing changed, where the model cannot do that.
     bool shift(int32_t slot, size_t n);
 
+    // `to`, of whose request these are the first n tokens, takes over what `from` holds of them, if that is more than
+    // what stays of its own.
+    void share(int32_t from, int32_t to, const int32_t * tokens, size_t n);
+
     // Makes room for n_new more tokens of these requests: others are forgotten where it takes that, the one that was
     // used longest ago first. False if that is not enough.
     bool make_room(const std::vector<int32_t> & slots, size_t n_new);

@@ -599,8 +599,9 @@ pyfly_status pyfly_batch_measure(pyfly_batch * batch, pyfly_costs * out, pyfly_e
  * pyfly_batch_configure before; INVALID for numbers out of range, and then nothing changes. */
 pyfly_status pyfly_batch_expect(pyfly_batch * batch, const pyfly_costs * costs, pyfly_error * error);
 
-/* The free slot that holds most of what history[n_history] of this owner (pyfly_request_settings.owner) begins with, -1
- * if every slot is taken. */
+/* The free slot that history[n_history] of this owner (pyfly_request_settings.owner) continues; else an empty one, else
+ * the one that was used longest ago. What other slots hold of its beginning is shared where the target can do that. -1:
+ * every slot is taken. */
 int32_t pyfly_batch_find_slot(const pyfly_batch * batch, const int32_t * history, size_t n_history, int32_t owner);
 
 /* How a request is decoded and what is kept of it, apart from gate and draft lengths. */

@@ -125,7 +125,8 @@ class Batch(NativeHandle):
         check(lib.pyfly_batch_expect, self.pointer, native)
 
     def find_slot(self, history: Any, owner: int = 0) -> Slot | None:
-        """The free slot that holds most of what a text of this owner begins with."""
+        """The free slot that a request of this owner continues; else an empty one, else the one that was used longest
+        ago."""
         array = boundary.tokens("the prompt", history)
         slot = lib.pyfly_batch_find_slot(self.pointer, token_pointer(array), len(array), owner)
         return self.slots[slot] if slot >= 0 else None

@@ -89,3 +89,22 @@ def test_drafters_evaluate_for_each_owner(kind):
 
         first, second, again = n_evaluated(1), n_evaluated(2), n_evaluated(2)
         assert first == second > again
+
+
+@pytest.mark.parametrize("kind", ["draft", "cross"])
+def test_a_draft_model_reads_what_two_requests_begin_with_once(kind):
+    """In two slots, as the first is to stay whole; both answers are those of a model that was asked nothing else."""
+    path, drafter = MODELS[kind]
+    with FlyLlama(path, **SETTINGS) as llm:
+        text = llm.tokenize(" ".join(prompts(8)).encode(), add_bos=False)
+        asked = [text[:300] + text[300 + 40 * i : 340 + 40 * i] for i in range(2)]
+        expected = [llm(prompt, max_tokens=8, temperature=0.0)["choices"][0]["text"] for prompt in asked]
+    with FlyBatch(path, 2, drafter=drafter(), adaptive=False, **SETTINGS) as batch:
+        (native,) = batch.model.decoder.drafters
+        n_evaluated = []
+        for prompt, right in zip(asked, expected):
+            before = native.n_evaluated
+            answer = batch.submit(prompt, max_tokens=8, temperature=0.0).result()
+            assert answer["choices"][0]["text"] == right
+            n_evaluated.append(native.n_evaluated - before)
+        assert n_evaluated[0] > 300 and n_evaluated[1] < 150

@@ -29,6 +29,9 @@ class DraftModel : public Drafter {
     size_t prepare(int32_t slot, const std::vector<int32_t> & history, size_t n_most) override;
     size_t n_behind(int32_t slot, const std::vector<int32_t> & history) const override;
     void forget(int32_t slot) override { memories_.clear(slot); }
+    void share(int32_t from, int32_t to, const std::vector<int32_t> & history) override {
+        memories_.share(from, to, history.data(), history.size() - 1);
+    }
     void propose(const std::vector<DraftRequest> & requests) override;
     bool has_rows() const override { return true; }
     bool draws() const override { return true; }
