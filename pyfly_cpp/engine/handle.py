@@ -46,7 +46,11 @@ class Handle:
         self._owner = owner
         self._new_stream = new_stream
         self._response = response
-        weakref.finalize(self, _cancel, feed, steps, stepper, "nobody kept the handle.").atexit = False
+        unkept = weakref.finalize(self, _cancel, feed, steps, stepper, "nobody kept the handle.")
+        unkept.atexit = False
+        # It holds the feed, whose failure has the frames that it was raised in, and these have the handle, which would
+        # live as long as the process.
+        feed.future.add_done_callback(lambda _: unkept.detach())
 
     def __repr__(self) -> str:
         return f"<Handle of a request that {'has ended' if self.feed.future.done() else 'waits or runs'}>"

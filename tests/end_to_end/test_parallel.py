@@ -15,6 +15,7 @@ import sys
 import textwrap
 import threading
 import time
+import weakref
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 
 import llama_cpp
@@ -480,6 +481,19 @@ def test_cancel_from_another_thread(plain):
     queued = [endless(plain) for _ in range(3)]
     assert queued[-1].cancel() and not queued[-1].cancel()
     assert isinstance(queued[-1].exception(), CancelledError)
+
+
+def test_nothing_is_left_of_a_request_whose_failure_was_read(plain):
+    """The failure has the frames that it was raised in, and these have the handle."""
+    handles = [endless(plain), plain.submit("Tom", **GREEDY)]
+    handles[0].cancel()
+    with pytest.raises(CancelledError):
+        handles[0].result()
+    handles[1].result()
+    left = [weakref.ref(handle) for handle in handles]
+    del handles
+    gc.collect()
+    assert [handle() for handle in left] == [None, None]
 
 
 def test_cancel_of_a_chat_whose_handler_has_just_begun(tiny_target):
