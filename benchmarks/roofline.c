@@ -80,8 +80,7 @@ __attribute__((target("avx2"))) static uint64_t read_memory(int number) {
     (void) t;                                                                                                          \
     return (uint64_t) (s0[0] + s1[0] + s2[0] + s3[0] + s4[0] + s5[0] + s6[0] + s7[0] + s8[0] + s9[0] + s10[0] + s11[0]);
 
-#define MADDUBS(s)                                                                                                     \
-    __asm__ volatile("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0" : "+x"(s), "=&x"(t) : "x"(x), "x"(y));
+#define MADDUBS(s) __asm__ volatile("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0" : "+x"(s), "=&x"(t) : "x"(x), "x"(y));
 #define DPBUSD_256(s) __asm__ volatile("%{vex%} vpdpbusd %2, %1, %0" : "+x"(s) : "x"(x), "x"(y));
 #define DPBUSD_512(s) __asm__ volatile("vpdpbusd %2, %1, %0" : "+v"(s) : "v"(x), "v"(y));
 
