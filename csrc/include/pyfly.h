@@ -273,7 +273,6 @@ typedef struct pyfly_model_info {
                               it */
     int32_t n_layer;       /* layers, those of the head left out */
     int32_t layer_inputs;  /* 0: heads cannot read the inputs of its layers; 1: they can; 2: with a pyfly_layer_tap */
-    int32_t has_alibi;     /* 1: attention has a bias that grows with the distance (ALiBi) */
     uint64_t query_types; /* ggml types of the matrices whose products are queries, bit t for type t, and bit 63 for one
                              whose shape none of our kernels take; 0: the file does not hold them */
 } pyfly_model_info;

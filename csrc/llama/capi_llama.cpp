@@ -113,7 +113,6 @@ pyfly_status pyfly_model_inspect(const char * path, int32_t wants_mtp, pyfly_mod
         const bool is_recurrent =
             file.integer("ssm.state_size") || file.integer("wkv.head_size") || file.integer("shortconv.l_cache");
         out->layer_inputs = static_cast<int32_t>(pyfly::layer_inputs(file.architecture(), is_recurrent));
-        out->has_alibi = file.has_alibi() ? 1 : 0;
         out->query_types = 0;
         for (const ggml_tensor * matrix : file.query_matrices()) {
             out->query_types |= uint64_t{1} << (pyfly::PackedBuffers::can_hold(matrix) ? matrix->type : 63);

@@ -134,11 +134,12 @@ struct Operation {
     const Shape & shape;
     const Work & work;
     size_t stream, thread;
-    float scale, cap;
+    float scale, cap, most_bias;
 
     Operation(const ggml_tensor * of, const Shape & of_shape, const Work & of_work, size_t of_stream, int of_thread)
         : op(of), shape(of_shape), work(of_work), stream(of_stream), thread(static_cast<size_t>(of_thread)) {
         std::memcpy(&scale, op->op_params, sizeof(float));
+        std::memcpy(&most_bias, op->op_params + 1, sizeof(float));
         std::memcpy(&cap, op->op_params + 2, sizeof(float));
         scale /= cap != 0.0f ? cap : 1.0f;
     }
@@ -146,6 +147,20 @@ struct Operation {
     // What is added to the scores of a row, F16, [n_cells].
     const uint16_t * mask(size_t row) const {
         return at<const uint16_t>(op->src[3], row, 0, stream % size_of(op->src[3], 3));
+    }
+
+    // What a head multiplies its masks by: of ALiBi (arXiv:2108.12409), with a mask of distances, what section 3 says;
+    // heads beyond a power of two take every second slope of twice as many.
+    float slope(size_t head) const {
+        if (most_bias <= 0.0f) {
+            return 1.0f;
+        }
+        size_t n = 1;
+        while (2 * n <= shape.n_heads) {
+            n *= 2;
+        }
+        const size_t number = head < n ? 2 * (head + 1) : 2 * (head - n) + 1;
+        return std::exp2(-most_bias * static_cast<float>(number) / static_cast<float>(2 * n));
     }
 };
 
@@ -262,8 +277,10 @@ class Task {
         float * const most = most_ + part * n_queries_;
         for (size_t q = 0; q < n_queries_; q++) {
             if (sees(q, t) != Sees::none) {
-                most[q] = std::max(
-                    most[q], kernels::attention()->finish(scores(q, t), of_.scale, of_.cap, biases[q / shape_.n_each]));
+                float sloped[tile];
+                most[q] =
+                    std::max(most[q], kernels::attention()->finish(scores(q, t), of_.scale, of_.cap,
+                                                                   bias_of(q, biases[q / shape_.n_each], sloped)));
             }
         }
     }
@@ -383,6 +400,18 @@ class Task {
             ggml_fp16_to_fp32_row(halves, bias, of.n);
         }
         return n_hidden > 0 ? Sees::some : Sees::all;
+    }
+
+    // What a query adds to its scores, given what its row does; `room` is [tile].
+    const float * bias_of(size_t q, const float * of_row, float * room) const {
+        const float slope = of_.slope(head(q));
+        if (slope == 1.0f) {
+            return of_row;
+        }
+        for (int c = 0; c < tile; c++) {
+            room[c] = slope * of_row[c];
+        }
+        return room;
     }
 
     bool is_partly_seen(size_t t) const {
@@ -580,11 +609,9 @@ bool CpuAttention::can_compute(const ggml_tensor * op) {
         return are_cells(of->type) && of->nb[0] == ggml_type_size(of->type) && of->ne[0] % 8 == 0 &&
                of->ne[0] % ggml_blck_size(of->type) == 0;
     };
-    float alibi;
-    std::memcpy(&alibi, op->op_params + 1, sizeof(float));
-    return kernels::attention() != nullptr && alibi == 0.0f && mask != nullptr && mask->type == GGML_TYPE_F16 &&
-           mask->ne[2] == 1 && q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && can_read(k) && can_read(v) &&
-           q->ne[1] > 0 && k->ne[1] > 0 && q->ne[2] % k->ne[2] == 0 && k->ne[2] == v->ne[2] && k->ne[3] == q->ne[3] &&
+    return kernels::attention() != nullptr && mask != nullptr && mask->type == GGML_TYPE_F16 && mask->ne[2] == 1 &&
+           q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && can_read(k) && can_read(v) && q->ne[1] > 0 &&
+           k->ne[1] > 0 && q->ne[2] % k->ne[2] == 0 && k->ne[2] == v->ne[2] && k->ne[3] == q->ne[3] &&
            v->ne[3] == q->ne[3] && q->ne[3] % mask->ne[3] == 0;
 }
 

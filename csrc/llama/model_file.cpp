@@ -185,12 +185,6 @@ std::vector<const ggml_tensor *> ModelFile::query_matrices() const {
     return out;
 }
 
-bool ModelFile::has_alibi() const {
-    const std::vector<double> bias = numbers("attention.max_alibi_bias");
-    return contains(with_alibi, architecture_) || (!bias.empty() && bias.front() > 0.0) ||
-           (architecture_ == with_alibi_if_large && integer("block_count") == large_layers);
-}
-
 // llama.cpp's own criterion: it then takes every other tensor for optional.
 bool ModelFile::is_head_only() const {
     return n_nextn() > 0 && !is_split() && !has_tensor("blk.0.attn_norm.weight");

@@ -68,9 +68,6 @@ class ModelFile {
     // Matrices whose products are the queries of attention. Borrowed.
     std::vector<const ggml_tensor *> query_matrices() const;
 
-    // Whether attention has a bias that grows with the distance (ALiBi).
-    bool has_alibi() const;
-
     // Throws Error(PYFLY_STATUS_INVALID) where loading the file, or decoding with it, would end the process.
     void require_loadable() const;
 

@@ -68,11 +68,6 @@ inline constexpr int64_t most_layers = 512; // that llama.cpp has room for
 // Has heads and does not rotate, and says so with rope.dimension_count = 0, over which others hang.
 inline constexpr const char * without_rope = "glm5-next";
 
-// Those with an ALiBi bias whatever the header says, and the one that has it with so many layers.
-inline constexpr std::array with_alibi = {"bloom", "jina-bert-v2", "refact"};
-inline constexpr const char * with_alibi_if_large = "baichuan";
-inline constexpr int64_t large_layers = 40;
-
 // Architectures whose graph gives the wrong rows for batches of several tokens.
 struct WrongRows {
     const char *architecture, *why, *remedy;

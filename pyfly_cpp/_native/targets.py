@@ -36,7 +36,6 @@ class ModelInfo(NamedTuple):
     mtp_draft_max: int
     n_layer: int
     layer_inputs: int
-    has_alibi: int
     query_types: int
 
 
@@ -48,7 +47,7 @@ def inspect_model(path: str, wants_mtp: bool = False) -> ModelInfo:
     architecture = ffi.string(info.architecture).decode("utf-8", errors="replace")
     numbers = (
         info.n_ctx_train, info.n_positions, info.n_ctx_short, info.n_nextn, info.mtp_draft_max, info.n_layer,
-        info.layer_inputs, info.has_alibi, info.query_types,
+        info.layer_inputs, info.query_types,
     )  # fmt: skip
     return ModelInfo(architecture, *map(int, numbers))
 

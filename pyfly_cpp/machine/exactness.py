@@ -33,7 +33,7 @@ def reasons(context: Any) -> tuple[str, ...]:
     keys = {one.type for one in found if one.op == "FLASH_ATTN_EXT"}
     if keys:
         said.append(
-            "llama.cpp computes its kind of attention (ALiBi, or queries that are not products of packed weights)"
+            "llama.cpp computes its attention, whose queries are not products of packed weights"
             if keys == {"f16"}
             else f"llama.cpp computes attention to a cache in {', '.join(sorted(keys - {'f16'})).upper()}"
         )

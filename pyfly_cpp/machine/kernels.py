@@ -57,9 +57,9 @@ class KernelVerdict(NamedTuple):
 
     def attends(self, info: _native.ModelInfo) -> bool:
         """Whether all attention of such a model is ours if it is on the CPU and flash attention is on: its queries are
-        products of packed weights, and it has no bias by distance. llama.cpp's rounds by the number of threads."""
+        products of packed weights. llama.cpp's rounds by the number of threads."""
         is_packed = info.query_types & ~sum(1 << kind for kind in self.types) == 0
-        return self.attention and is_packed and not info.has_alibi and info.architecture not in WITHOUT_FLASH_ATTENTION
+        return self.attention and is_packed and info.architecture not in WITHOUT_FLASH_ATTENTION
 
 
 def _install() -> str | None:

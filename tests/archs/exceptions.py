@@ -29,28 +29,22 @@ EXCEPTIONS: dict[str, Expected] = {
 }
 """By the name of the model."""
 
-_ALIBI = Expected("bits", "flash attention|ALiBi", "our attention has no bias by distance")
 _WITHOUT = Expected("bits", "without flash attention", "llama.cpp's graph has no flash attention")
 _COMPUTED = Expected("bits", "matrices that it has computed", "recurrences or blocks by products of their own")
 _SHAPES = Expected("bits", "llama.cpp multiplies by blk", "not a multiple of 32 inputs, or large in F32")
 
 INEXACT: dict[str, Expected] = {
     "bitnet-dense": Expected("bits", "token_embd", "its output is a product of the embeddings, which stay in the file"),
-    "bloom-dense": _ALIBI,
     "gemma3n-dense": _SHAPES,
     "glm5-next-moe": _SHAPES,
     "grok-moe": _WITHOUT,
-    "jais-dense": _ALIBI,
     "jamba-dense": _SHAPES,
     "lfm2-dense": Expected("bits", "saved states", "a window and a recurrent state, which are rolled back together"),
     "mamba-dense": _SHAPES,
     "minimax-01-moe": _COMPUTED,
     "minimax-m3-moe": _COMPUTED,
-    "mpt-dense": _ALIBI,
     "plm-dense": _WITHOUT,
     "qwen4exp-moe": Expected("bits", "cannot be computed with", "llama.cpp quantises what must not be"),
-    "refact-dense": _ALIBI,
-    "refact-moe": _ALIBI,
     "rwkv6-dense": _SHAPES,
     "rwkv6qwen2-dense": _SHAPES,
 }

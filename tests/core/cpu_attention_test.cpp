@@ -113,7 +113,7 @@ std::vector<uint8_t> encoded(ggml_type type, const std::vector<uint16_t> & halve
 // Numbers of one operation, in the order of tensors: the last index counts fastest.
 struct Case {
     size_t key_size, value_size, n_groups, n_each, n_heads, n_cells, n_rows, n_streams;
-    float scale, cap;
+    float scale, cap, most_bias; // ALiBi's, or 0
     bool has_sinks;
     ggml_type key_type, value_type;
     std::vector<uint16_t> keys, values, mask; // [n_streams][n_groups][n_cells][..], [n_streams][n_rows][n_cells]
@@ -164,6 +164,7 @@ Case random_case(Random & random, bool is_large) {
     of.n_heads = of.n_groups * of.n_each;
     of.scale = 1.0f / std::sqrt(static_cast<float>(of.key_size));
     of.cap = random.one_in(4) ? 20.0f : 0.0f;
+    of.most_bias = random.one_in(4) ? 8.0f : 0.0f;
     of.has_sinks = random.one_in(4);
     of.keys.resize(of.n_streams * of.n_groups * of.n_cells * of.key_size);
     of.values.resize(of.n_streams * of.n_groups * of.n_cells * of.value_size);
@@ -186,7 +187,11 @@ Case random_case(Random & random, bool is_large) {
                                      : kind == 1 ? is_before && c + of.n_rows + window > of.n_cells + r
                                      : kind == 2 ? random.one_in(3)
                                                  : is_before && c * 7 / 5 % 3 == r / 7 % 3;
-                of.mask.push_back(!is_seen ? hidden : random.one_in(9) ? 0x3800 : 0); // 0.5, as ALiBi adds to a score
+                const float distance = static_cast<float>(of.n_cells) - static_cast<float>(c);
+                of.mask.push_back(!is_seen              ? hidden
+                                  : of.most_bias > 0.0f ? ggml_fp32_to_fp16(-distance)
+                                  : random.one_in(9)    ? 0x3800 // 0.5
+                                                        : 0);
             }
         }
     }
@@ -215,6 +220,7 @@ std::vector<float> compute(CpuAttention & attention, const Case & of, const ggml
     ggml_tensor op = tensor(GGML_TYPE_F32, {i(of.value_size), i(of.n_heads), i(n), i(of.n_streams)}, out.data());
     op.op = GGML_OP_FLASH_ATTN_EXT;
     std::memcpy(op.op_params, &of.scale, sizeof(float));
+    std::memcpy(op.op_params + 1, &of.most_bias, sizeof(float));
     std::memcpy(op.op_params + 2, &of.cap, sizeof(float));
     op.src[0] = &q;
     op.src[1] = &k;
@@ -249,6 +255,17 @@ bool are_same(const float * a, const float * b, size_t n) {
     return true;
 }
 
+// Of ALiBi: 2^(-8 / n), 2^(-16 / n), ... of n heads, a power of two; more heads have those of 2 n heads that lie
+// between.
+double slope(const Case & of, size_t head) {
+    if (of.most_bias == 0.0f) {
+        return 1.0;
+    }
+    const double n = std::exp2(std::floor(std::log2(static_cast<double>(of.n_heads)))), h = static_cast<double>(head);
+    const double most = static_cast<double>(of.most_bias);
+    return h < n ? std::exp2(-most / n * (h + 1.0)) : std::exp2(-most / (2.0 * n) * (2.0 * (h - n) + 1.0));
+}
+
 // A head of a row, [value_size], against sums of doubles.
 bool is_right(const Case & of, size_t stream, size_t r, size_t head, const float * out) {
     const size_t group = stream * of.n_groups + head / of.n_each;
@@ -266,7 +283,7 @@ bool is_right(const Case & of, size_t stream, size_t r, size_t head, const float
             score *= static_cast<double>(of.scale);
             const double cap = static_cast<double>(of.cap);
             score = cap != 0.0 ? cap * std::tanh(score / cap) : score;
-            weights[c] = score + number(of.mask[(stream * of.n_rows + r) * of.n_cells + c]);
+            weights[c] = score + slope(of, head) * number(of.mask[(stream * of.n_rows + r) * of.n_cells + c]);
             most = std::max(most, weights[c]);
         }
     }
