@@ -205,7 +205,7 @@ void Batch::assign(Request & t, Parts & parts) {
     t.sequence.begin_iteration();
     if (t.sequence.transcript().n() > static_cast<size_t>(target_.n_ctx())) {
         t.failure = {PYFLY_STATUS_CONTEXT_FULL, "the context of " + std::to_string(target_.n_ctx()) +
-                                                    " tokens is full; raise n_ctx or start a new sequence"};
+                                                    " tokens is full; raise {n_ctx} or start a new sequence"};
         return;
     }
     t.schedule.is_waiting = parts.is_older_waiting || (t.schedule.is_waiting && !may_return(t)); // nobody overtakes

@@ -24,7 +24,7 @@ void Sequence::require_request(const std::vector<int32_t> & history) const {
     if (history.size() > static_cast<size_t>(target_->n_ctx())) {
         throw Error(PYFLY_STATUS_CONTEXT_FULL, "the prompt has " + std::to_string(history.size()) +
                                                    " tokens and the context holds " + std::to_string(target_->n_ctx()) +
-                                                   "; shorten the prompt or raise n_ctx");
+                                                   "; shorten the prompt or raise {n_ctx}");
     }
     for (const int32_t token : history) {
         if (token < 0 || token >= target_->n_vocab()) {

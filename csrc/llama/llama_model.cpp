@@ -187,7 +187,7 @@ void LlamaModel::decode(const std::vector<Span> & spans, const SpanGroup & group
                                 is_recurrent_ ? -1 : static_cast<llama_pos>(spans[s].n_past), -1);
         }
     }
-    const char * why = code == 1    ? "no room in its KV cache for this batch; raise n_ctx"
+    const char * why = code == 1    ? "no room in its KV cache for this batch; raise {n_ctx}"
                        : code == 2  ? "the decode was aborted"
                        : code == -1 ? "the batch was refused"
                                     : "the backend failed";

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from llama_cpp.llama import LlamaState
 
-from pyfly_cpp.errors import NativeError
+from pyfly_cpp.errors import ArgumentError, NativeError
 from pyfly_cpp.machine.interrupts import interrupts_deferred
 
 
@@ -62,7 +62,7 @@ def load_state(llm: Any, state: LlamaState, with_scores: bool, before: Callable[
     """Restores a state; `before` is called once it was found to fit. See `FlyLlama.load_state` for what is raised."""
     n, n_bytes = state.n_tokens, len(state.llama_state)
     if not 0 <= n <= min(llm.n_ctx(), len(state.input_ids)):
-        raise ValueError(f"the saved state holds {n} tokens and the context {llm.n_ctx()}; raise n_ctx.")
+        raise ArgumentError(f"the saved state holds {n} tokens and the context {llm.n_ctx()}; raise {{n_ctx}}.")
     scores = np.broadcast_to(state.scores, (n, llm.n_vocab())) if with_scores else None
     data = (ctypes.c_uint8 * n_bytes).from_buffer_copy(state.llama_state)
     before()
