@@ -23,10 +23,13 @@ from pyfly_cpp.machine.kernel_findings import ATTENTION
 
 _ROWS = (1, 4, 16)
 """Tokens in the batch of each trial."""
+_ATTENDING_ROWS = (*_ROWS, 64)
+"""Those of attention, prompts among them: llama.cpp computes 64 rows and more in another way."""
 _N_OUT = 8192
 """Outputs of the matrix that is timed: two to eight megabytes, more than a core's own cache holds."""
-_N_CELLS = 1024
-"""Cells of the attention that is timed. llama.cpp computes one row in another way from 512 on."""
+_N_CELLS = 4096
+"""Cells of the attention that is timed: more than a core's own cache holds. llama.cpp computes one row in another way
+from 512 on."""
 _MOST_ERROR = 2e-3
 """Right products have errors of half of it: activations are rounded to a byte."""
 _LOOKS = 3
@@ -44,10 +47,15 @@ def _compute(operation: int, n_rows: int, *, is_large: bool, is_ours: bool) -> _
     return _native.try_kernels(operation, _N_OUT if is_large else 64, n_rows, n_threads, n_repeats, is_ours=is_ours)
 
 
+def _rows_of(operation: int) -> tuple[int, ...]:
+    return _ATTENDING_ROWS if operation == ATTENTION else _ROWS
+
+
 def is_right(operation: int) -> bool:
     """Whether our kernels compute an operation right."""
     try:
-        return all(_compute(operation, n, is_large=False, is_ours=True).error <= _MOST_ERROR for n in _ROWS)
+        errors = (_compute(operation, n, is_large=False, is_ours=True).error for n in _rows_of(operation))
+        return all(error <= _MOST_ERROR for error in errors)
     except NativeError:
         return False
 
@@ -59,7 +67,7 @@ def is_slower(operation: int) -> bool:
 
 def _looks_faster(operation: int) -> bool:
     ratios = []
-    for n_rows in _ROWS:
+    for n_rows in _rows_of(operation):
         try:
             best = {True: math.inf, False: math.inf}
             for is_ours in (True, False) * 3:  # in turns, as both are slowed down by whatever else runs
