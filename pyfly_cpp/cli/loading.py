@@ -313,7 +313,7 @@ _HOW: dict[str, Declared] = {
     "type_k": machine("--cache-type-k", "type_k", type=click.Choice(list(CACHE_WORDS)),
                       help="Type of the K cache.  [default: f16]"),
     "type_v": machine("--cache-type-v", "type_v", type=click.Choice(list(CACHE_WORDS)),
-                      help="Type of the V cache; a quantised one needs --flash-attn.  [default: f16]"),
+                      help="Type of the V cache; a quantised one turns --flash-attn on.  [default: f16]"),
     "lora_path": machine("--lora", "lora_path", metavar="FILE", help="LoRA adapter of the model."),
     "verbose": machine("--verbose", is_flag=True, help="Show llama.cpp's log."),
 }  # fmt: skip

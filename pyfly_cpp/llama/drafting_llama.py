@@ -128,7 +128,8 @@ class DraftingLlama(GuardedLlama):
                 brought to the end of the prompt by `eval` has none of the first token.
             on_load: Called with the loaded fraction, 0..1, while the model is read.
             on_prefill: Called with (evaluated, all) prompt tokens after every batch of a prompt of several batches.
-            **kwargs: Arguments of `llama_cpp.Llama`. Without `flash_attn` it is on if attention is ours (`kernels`).
+            **kwargs: Arguments of `llama_cpp.Llama`. Without `flash_attn` it is on if attention is ours (`kernels`), or
+                if the V cache is quantised.
 
         Raises:
             ValueError: an argument is unknown or out of range, or the file is missing or no usable GGUF.

@@ -54,9 +54,9 @@ class FlyLlama(DraftingLlama):
             print(llm.create_chat_completion([{"role": "user", "content": "Hi"}]), llm.stats.summary())
 
     Every argument and method of `llama_cpp.Llama` works as there. Two defaults differ. `flash_attn` is on if attention
-    is ours. `n_threads` and `n_threads_batch` are "auto": the physical cores, and fewer while other programs use some
-    of them (docs/threads.md). A number means exactly that many; with a number for `n_threads` alone, batches take all
-    physical cores. The base class takes half of the logical cores for generation.
+    is ours or the V cache is quantised. `n_threads` and `n_threads_batch` are "auto": the physical cores, and fewer
+    while other programs use some of them (docs/threads.md). A number means exactly that many; with a number for
+    `n_threads` alone, batches take all physical cores. The base class takes half of the logical cores for generation.
     An object serves one generation at a time; use one object per thread.
 
     Whatever changes the sequence from outside a generation (eval, embed, load_state, a new drafter) ends the one that
@@ -117,7 +117,7 @@ class FlyLlama(DraftingLlama):
             if self.n_tokens + len(tokens) > self._n_ctx:
                 raise ContextFullError(
                     f"{len(tokens)} tokens do not fit behind the {self.n_tokens} of the sequence: the context holds "
-                    f"{self._n_ctx}; reset() it or raise n_ctx."
+                    f"{self._n_ctx}; reset() it or raise {{n_ctx}}."
                 )
             self._require_weights()
             if self.n_tokens == 0:

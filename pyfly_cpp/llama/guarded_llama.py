@@ -35,6 +35,7 @@ from pyfly_cpp.llama.load_limits import (
 from pyfly_cpp.llama.prompting import as_texts, chat_handler, markers_of, only_formats
 from pyfly_cpp.llama.strict_grammars import with_grammar
 from pyfly_cpp.machine import exactness, extra_buffers, kernels
+from pyfly_cpp.machine.cache_types import needs_flash_attention
 from pyfly_cpp.machine.memory import in_words
 from pyfly_cpp.machine.placement import Placement
 from pyfly_cpp.machine.processes import Process
@@ -138,7 +139,8 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             kwargs.setdefault("n_gpu_layers", -1)
         self._kernels = kernels.take(kernel_choice, model_path, kwargs)
         if kwargs.get("flash_attn") is None:
-            kwargs["flash_attn"] = self._kernels.attends(info) and kernels.is_for_attention(kwargs)
+            is_ours = self._kernels.attends(info) and kernels.is_for_attention(kwargs)
+            kwargs["flash_attn"] = is_ours or needs_flash_attention(kwargs.get("type_v"))
         try:
             with _native.load_guard(), _native.kernels_taken(_locked(self._kernels.bits, kwargs), _warn_of_unlocked):
                 super().__init__(model_path, **kwargs)

@@ -14,14 +14,19 @@ CACHE_WORDS = {name.lower(): number for number, name in CACHE_TYPES.items()}
 _PLAIN = ("F32", "F16", "BF16")
 
 
-def require_cache_types(type_k: Any, type_v: Any, flash_attn: object = True) -> None:
-    """Raises ValueError unless both are None (F16) or in CACHE_TYPES, and `flash_attn` is on if the V cache is
-    quantised."""
+def needs_flash_attention(type_v: int | None) -> bool:
+    """Whether llama.cpp needs flash attention for a V cache of this type: a quantised one."""
+    return type_v is not None and CACHE_TYPES[type_v] not in _PLAIN
+
+
+def require_cache_types(type_k: Any, type_v: Any, flash_attn: object = None) -> None:
+    """Raises ValueError unless both are None (F16) or in CACHE_TYPES, and `flash_attn` is not off (None: nobody said)
+    where the V cache needs it."""
     for name, value in (("type_k", type_k), ("type_v", type_v)):
         if value is None:
             continue
         if not is_integer(value) or value not in CACHE_TYPES:
             known = ", ".join(f"{number} ({text})" for number, text in CACHE_TYPES.items())
             raise ValueError(f"{name} must be a type that a KV cache can have, one of {known}, not {value!r}.")
-    if type_v is not None and CACHE_TYPES[type_v] not in _PLAIN and not flash_attn:
+    if needs_flash_attention(type_v) and flash_attn is not None and not flash_attn:
         raise ArgumentError(f"type_v={type_v} ({CACHE_TYPES[type_v]}) needs flash attention; add {{flash_attn}}.")

@@ -161,13 +161,13 @@ def test_complete_with_an_adapter_and_other_caches(run, lora, tmp_path):
     assert complete(run, "--lora", lora, "Natalia sold").out != plain
     assert complete(run, "--tensor-split", "3,1", "Natalia sold").out == plain
     quantised = json.loads(
-        complete(run, "--cache-type-k", "q8_0", "--cache-type-v", "q8_0", "--flash-attn", "--json", "Natalia sold").out
+        complete(run, "--cache-type-k", "q8_0", "--cache-type-v", "q8_0", "--json", "Natalia sold").out
     )
     assert quantised["text"] and quantised["settings"]["type_k"] == "q8_0"
     for arguments, code, message in (
         (["--lora", tmp_path / "none.gguf"], 1, "LoRA adapter '"),
         (["--lora", TARGET], 1, "it is damaged, or was not made for "),
-        (["--cache-type-v", "q8_0"], 1, "needs flash attention; add --flash-attn"),
+        (["--cache-type-v", "q8_0", "--no-flash-attn"], 1, "needs flash attention; add --flash-attn"),
         (["--cache-type-k", "q9"], 2, "'q9' is not one of"),
         (["--tensor-split", "1,x"], 2, "write one number for each GPU"),
         (["--tensor-split", "0,0"], 2, "write one number for each GPU"),

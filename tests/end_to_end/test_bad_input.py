@@ -520,7 +520,9 @@ def test_cache_types(tiny_target, tiny_draft, expected):
             with pytest.raises(ValueError, match=rf"{name} must be a type that a KV cache can have.*not {kind!r}"):
                 FlyLlama(tiny_target, flash_attn=True, **{name: kind}, **OPTIONS)
     with pytest.raises(ValueError, match=r"type_v=8 \(Q8_0\) needs flash attention; add flash_attn=True"):
-        FlyLlama(tiny_target, type_v=8, **OPTIONS)
+        FlyLlama(tiny_target, type_v=8, flash_attn=False, **OPTIONS)
+    with closing(FlyLlama(tiny_target, type_v=8, kernels="stock", **OPTIONS)) as llm:
+        assert llm.context_params.flash_attn_type  # it is on where the cache needs it
     llm = FlyLlama(tiny_target, flash_attn=False, **OPTIONS)
     with pytest.raises(ValueError, match="draft's type_v is q8_0, which needs flash attention; load the target with"):
         llm.drafter = DraftModel(tiny_draft, type_v=8)
