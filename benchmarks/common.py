@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import gzip
+import json
 import platform
 import statistics
+import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from pyfly_cpp.machine.conditions import describe_machine, disturbance
@@ -38,6 +42,13 @@ def model_parser(about: str | None, n: int) -> argparse.ArgumentParser:
 def llama_options(given: argparse.Namespace) -> dict[str, Any]:
     """Arguments of `Llama` that these options give."""
     return {"n_threads": given.threads, "n_threads_batch": given.threads, "verbose": False}
+
+
+def record(path: str, measured: Any) -> None:
+    """Writes what was measured, with the command and the machine, as compressed JSON."""
+    command = " ".join(Path(word).name if "/" in word else word for word in sys.argv)
+    text = json.dumps({"command": command, "machine": describe_machine(), "measured": measured}, indent=1)
+    Path(path).write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 def spread(ratios: Sequence[float]) -> str:

@@ -1,14 +1,15 @@
 """What a batch costs by its number of tokens: llama.cpp's kernels against ours.
 
     python benchmarks/kernels.py --model MODEL [--as Q4_K_M,Q6_K,...] [--rows 1,2,3,4,6,8,12,16,32] [--behind 16,8000]
-        [--cache q8_0] [--repeats 7] [--threads N] [--gpu-layers N] [--changes]
+        [--cache q8_0] [--repeats 7] [--threads N] [--gpu-layers N] [--changes] [--record FILE.json.gz]
     python benchmarks/kernels.py --attention 1024 [--repeats 7] [--threads N]
 
 The same model is loaded twice, with kernels="stock" and "auto", both with flash attention. Both evaluate batches of the
 same random tokens behind the same beginning, in turns, so that whatever else the machine does slows both alike. Times
 are medians; the ratio is the median of the ratios of neighbours in time, with its range. --behind has a table for each
-length of the beginning, and --cache is the type of its K and V. The last lines compare the
-logits of tokens that were evaluated alone with those of the same tokens in batches.
+length of the beginning, in ascending order: our kernels read it, and the other side gets what they have left in the
+cache. --cache is the type of K and V. The last lines of a table compare the logits of tokens that were evaluated alone
+with those of the same tokens in batches.
 
 --attention times attention alone, to so many cells: eight heads of 128 in two groups, the shortest of the repeats.
 
@@ -26,16 +27,18 @@ read at this machine's speed of memory, and as its products of bytes take at the
 from __future__ import annotations
 
 import argparse
+import ctypes
 import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import llama_cpp
 import numpy as np
-from common import markdown, print_machine, spread
+from common import markdown, print_machine, record, spread
 
 from pyfly_cpp import FlyLlama, _native
 from pyfly_cpp.machine import kernels
@@ -59,6 +62,7 @@ class Side:
         )  # fmt: skip
         self.seconds_to_load = time.perf_counter() - begin
         self.batch = llama_cpp.llama_batch_init(MOST_BATCH, 0, 1)
+        self.n_read = 0
 
     def evaluate(self, tokens: list[int], position: int) -> float:
         """Evaluates tokens at a position and forgets what stands behind it before; seconds."""
@@ -74,6 +78,21 @@ class Side:
             raise SystemExit("llama.cpp could not evaluate a batch; lower --rows.")
         llama_cpp.llama_synchronize(context)
         return time.perf_counter() - begin
+
+    def read(self, tokens: list[int]) -> None:
+        """Goes on until the sequence is these tokens."""
+        for i in range(self.n_read, len(tokens), MOST_BATCH):
+            self.evaluate(tokens[i : i + MOST_BATCH], i)
+        self.n_read = len(tokens)
+
+    def take(self, other: Side) -> None:
+        """What the other side has read, as it stands in its cache."""
+        llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(other.llm.ctx), 0, other.n_read, -1)
+        state = (ctypes.c_uint8 * llama_cpp.llama_state_seq_get_size(other.llm.ctx, 0))()
+        llama_cpp.llama_state_seq_get_data(other.llm.ctx, state, len(state), 0)
+        if llama_cpp.llama_state_seq_set_data(self.llm.ctx, state, len(state), 0) == 0:
+            raise SystemExit("llama.cpp could not restore a cache; lower --behind.")
+        self.n_read = other.n_read
 
     def logits(self, n: int) -> np.ndarray:
         """Of the last batch of n tokens, [n][vocabulary]."""
@@ -115,29 +134,27 @@ def print_attention(n_cells: int, n_threads: int, repeats: int) -> None:
         print(f"| {n} | {stock.us:.0f} | {ours.us:.0f} | {stock.error:.0e} | {ours.error:.0e} |")
 
 
+def lengths(text: str) -> list[int]:
+    """Of beginnings, in ascending order."""
+    return sorted(map(int, text.split(",")))
+
+
 def rows_of(given: argparse.Namespace) -> list[int]:
     """The sizes of batches that are asked for."""
     return [int(n) for n in given.rows.split(",")]
 
 
-def open_sides(
-    path: str, choices: Sequence[str], given: argparse.Namespace, n_before: int
-) -> tuple[list[Side], list[int]]:
-    """A model with each choice of kernels, behind the same beginning, and the tokens that may follow."""
-    n_most = max(rows_of(given))
-    sides = [Side(path, choice, given, n_before + n_most) for choice in choices]
-    tokens = np.random.default_rng(1).integers(0, sides[0].llm.n_vocab(), n_before + n_most).tolist()
-    before, behind = tokens[:n_before], tokens[n_before:]
-    for side in sides:
-        for i in range(0, len(before), MOST_BATCH):
-            side.evaluate(before[i : i + MOST_BATCH], i)
-        side.evaluate(behind[:16], n_before)
-    return sides, behind
+def open_sides(path: str, choices: Sequence[str], given: argparse.Namespace) -> tuple[list[Side], list[int]]:
+    """A model with each choice of kernels, and tokens for the longest beginning and the largest batch."""
+    n = max(given.behind) + max(rows_of(given))
+    sides = [Side(path, choice, given, n) for choice in choices]
+    return sides, np.random.default_rng(1).integers(0, sides[0].llm.n_vocab(), n).tolist()
 
 
-def print_changes(path: str, name: str, given: argparse.Namespace, n_before: int) -> None:
+def print_changes(side: Side, tokens: list[int], name: str, given: argparse.Namespace, n_before: int) -> None:
     """Batches of one size in a row, and each between two of one token."""
-    (side,), behind = open_sides(path, ["auto"], given, n_before)
+    side.read(tokens[:n_before])
+    behind = tokens[n_before:]
 
     def ms(sizes: Sequence[int]) -> list[float]:
         times = [[1e3 * side.evaluate(behind[:n], n_before) for n in sizes] for _ in range(given.repeats + 2)]
@@ -149,13 +166,18 @@ def print_changes(path: str, name: str, given: argparse.Namespace, n_before: int
         rows.append([str(n), *(f"{one:.2f}" for one in (again, *ms([n, 1])))])
     print(f"\n{name}, behind {n_before} tokens, milliseconds\n")
     print(markdown(["tokens", "the same again", "behind 1 token", "then 1 token"], rows))
-    side.llm.close()
 
 
-def compare(path: str, name: str, given: argparse.Namespace, n_before: int, speeds: dict[str, float]) -> None:
-    """Prints a model's table."""
+def compare(
+    sides: list[Side], tokens: list[int], name: str, given: argparse.Namespace, n_before: int, speeds: dict[str, float]
+) -> dict[str, Any]:
+    """Prints a table of a model: llama.cpp's kernels, then ours. Returns every time, seconds."""
     rows = rows_of(given)
-    sides, behind = open_sides(path, kernels.CHOICES[::-1], given, n_before)
+    behind = tokens[n_before:]
+    sides[1].read(tokens[:n_before])
+    sides[0].take(sides[1])
+    for side in sides:
+        side.evaluate(behind[:16], n_before)
     llm = sides[0].llm
     times: dict[int, list[tuple[float, ...]]] = {n: [] for n in rows}
     for _ in range(given.repeats):
@@ -182,8 +204,7 @@ def compare(path: str, name: str, given: argparse.Namespace, n_before: int, spee
             f"{n_weights / 1e9:.2f} G products at {speeds[isa]:.0f} G/s ({isa})"
         )
     print_differences(sides, behind[: min(16, max(rows))], n_before)
-    for side in sides:
-        side.llm.close()
+    return {"model": name, "behind": n_before, "stock_and_ours": times}
 
 
 def print_differences(sides: list[Side], tokens: list[int], position: int) -> None:
@@ -208,10 +229,11 @@ def main() -> None:
     parser.add_argument("--changes", action="store_true", help="what a change of the batch's size costs")
     parser.add_argument("--as", dest="types", default="", metavar="TYPES")
     parser.add_argument("--rows", default="1,2,3,4,6,8,12,16,32")
-    parser.add_argument("--behind", default="16", metavar="N,...")
+    parser.add_argument("--behind", default=[16], metavar="N,...", type=lengths)
     parser.add_argument("--cache", default="f16", choices=sorted(CACHE_WORDS))
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int, default=physical_cores())
+    parser.add_argument("--record", metavar="FILE", help="where every time is written, as compressed JSON")
     parser.add_argument("--gpu-layers", type=int, default=0, metavar="N", help="layers on the GPU, -1: all")
     given = parser.parse_args()
     print_machine()
@@ -219,14 +241,21 @@ def main() -> None:
     if given.attention:
         return print_attention(given.attention, given.threads, given.repeats)
     speeds = roofline(given.threads)
+    measured = []
     with tempfile.TemporaryDirectory() as folder:
         for kind in given.types.split(","):
             path = quantised(given.model, kind, folder) if kind else given.model
-            for n_before in map(int, given.behind.split(",")):
+            name = kind or Path(path).name
+            sides, tokens = open_sides(path, ("auto",) if given.changes else ("stock", "auto"), given)
+            for n_before in given.behind:
                 if given.changes:
-                    print_changes(path, kind or Path(path).name, given, n_before)
+                    print_changes(sides[0], tokens, name, given, n_before)
                 else:
-                    compare(path, kind or Path(path).name, given, n_before, speeds)
+                    measured.append(compare(sides, tokens, name, given, n_before, speeds))
+            for side in sides:
+                side.llm.close()
+    if given.record:
+        record(given.record, measured)
 
 
 if __name__ == "__main__":

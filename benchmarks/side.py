@@ -1,0 +1,60 @@
+"""One side of `sides.py`: `python side.py NAME`, lines of JSON in and out.
+
+The first line has the arguments of `llama_cpp.Llama`. Each other is a question, answered by the tokens of a chat, or a
+prompt, answered greedily: its tokens, seconds to the first, and in all. Plain llama-cpp-python imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import time
+from typing import Any
+
+import llama_cpp
+
+
+def load(name: str, options: dict[str, Any]) -> Any:
+    """The model as a side has it."""
+    if name in ("llama.cpp", "flash"):
+        return llama_cpp.Llama(flash_attn=name == "flash", **options)
+    from pyfly_cpp import FlyLlama, PromptLookup
+
+    drafters: dict[str, Any] = {"plain": None, "lookup": PromptLookup(), "auto": "auto"}
+    return FlyLlama(drafter=drafters[name], **options)
+
+
+def prompt(llm: Any, question: str, most: int | None) -> list[int]:
+    """The tokens of a chat of one question, cut to its last `most` tokens."""
+    from pyfly_cpp.llama.prompting import render_chat
+
+    if most is not None:
+        tokens = llm.tokenize(question.encode(), add_bos=False)
+        question = llm.detokenize(tokens[-most:]).decode(errors="ignore")
+    return list(render_chat(llm, [{"role": "user", "content": question}]).tokens)
+
+
+def answer(llm: Any, prompt: list[int], n: int) -> tuple[list[int], float, float]:
+    """Up to n tokens."""
+    llm.reset()
+    ends = {llm.token_eos(), llama_cpp.llama_vocab_eot(llm._model.vocab)}
+    begin = time.perf_counter()
+    tokens = iter(llm.generate(prompt, temp=0.0))
+    out = [next(tokens)]
+    first = time.perf_counter() - begin
+    out += itertools.takewhile(lambda token: token not in ends, itertools.islice(tokens, n - 1))
+    return out, first, time.perf_counter() - begin
+
+
+def main(name: str) -> None:
+    llm = load(name, json.loads(sys.stdin.readline()))
+    print(json.dumps("ready"), flush=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        said = prompt(llm, **asked) if "question" in asked else answer(llm, **asked)
+        print(json.dumps(said), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
