@@ -162,3 +162,36 @@ def test_requests_with_little_in_common_do_not_wait(model):
         for handle in [batch.submit(prompt, max_tokens=2, temperature=0) for prompt in prompts]:
             handle.result()
         assert batch.stats.prefilled <= sum(map(len, prompts))
+
+
+def test_an_agent_among_others_reads_what_is_new(model, fresh):
+    """In two slots, a title and a question behind the same system prompt between its turns, and a turn that is left."""
+
+    def message(role, content):
+        return batch.tokenize(f"<|im_start|>{role}\n{content}<|im_end|>\n".encode(), add_bos=False, special=True)
+
+    def ask(prompt):
+        handle = batch.submit(prompt, max_tokens=8, temperature=0)
+        text = handle.result()["choices"][0]["text"]
+        return handle.stats.prefilled, text
+
+    with FlyBatch(model, n_parallel=2, n_ctx=2048, **OPTIONS) as batch:
+        begin = batch.tokenize(BEGIN.encode(), add_bos=False, special=True)
+        system = message("system", SYSTEM)
+        history = system + message("user", "How many apples are there? " * 20)
+        n_before = 0
+        for i in range(5):
+            prompt = history + begin
+            if i == 2:
+                batch.submit(prompt, max_tokens=200, temperature=0).cancel()
+            n_read, text = ask(prompt)
+            assert n_read <= len(prompt) - n_before + NEAR, i
+            assert text == fresh(prompt, 8), i
+            n_before = len(prompt)
+            history += message("assistant", "I count.") + message("tool", f"There are {i} apples in basket {i}. " * 3)
+            if i % 2:
+                ask(message("system", f"A title. {i}") + begin)
+            else:
+                other = system + message("user", f"And pears, in basket {i}?" * 5)
+                n_read, _ = ask(other + begin)
+                assert n_read <= len(other) - len(system) + NEAR
