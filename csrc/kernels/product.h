@@ -147,8 +147,13 @@ template <WeightType type> PYFLY_INLINE I unpack_quad(const uint8_t * vectors, i
 //   AVX2, by the unit 30.9, 31.3, 43.6, 83.0, 113; by the block 31.3, 34.3, 57.3, 101, 134;
 //     not asked for 23 to 24.7, 29.3, 45 to 52, 93 to 103, 122 to 137
 // On Zen 1 one row took 0.76 to 0.9 of its time when asked for by the block, two 0.87 to 0.95. 1 to 8 KB make no
-// difference; for floats nothing was gained.
+// difference.
+//
+// In the unpacked way, too, a block asks for the next one while its first strip is multiplied: 16 rows of Q4_K took
+// 0.82 of their time, of Q6_K 0.72 (Zen 3).
 template <class P> constexpr int prefetched = P::bytes > 2048 ? P::bytes : 2048;
+
+constexpr int dense_prefetched = 2048; // 4 rows of F16 took 0.67 of their time, 16 of them 0.85 (Zen 3)
 
 PYFLY_INLINE void prefetch(const uint8_t * begin, int bytes) { // may be behind the end, which does no harm
     for (int line = 0; line < bytes; line += 64) {
@@ -160,46 +165,62 @@ PYFLY_INLINE void prefetch(const uint8_t * begin, int bytes) { // may be behind 
 template <WeightType type> struct Packed {
     static constexpr int unit_bytes = unit_vectors<Format<type>> * vector;
     const uint8_t * units;
-    PYFLY_INLINE I quad(int u, int i) const { return unpack_quad<type>(units + u * unit_bytes, i); }
+    PYFLY_INLINE I quad(int part, int u, int i) const {
+        return unpack_quad<type>(units + u * unit_bytes + part * part_bytes, i);
+    }
     PYFLY_INLINE void prefetch_unit(int u) const {
         prefetch(units + u * unit_bytes + prefetched<PackedBlock<Format<type>>>, unit_bytes);
     }
 };
 
-struct Unpacked {
+template <WeightType type> struct Unpacked {
     const uint8_t * quads;
-    PYFLY_INLINE I quad(int u, int i) const { return Simd::load(quads + (u * unit_quads + i) * vector); }
-    PYFLY_INLINE void prefetch_unit(int) const {}
+    const uint8_t * units; // packed, to ask for those that follow; null: they are asked for already
+    PYFLY_INLINE I quad(int part, int u, int i) const {
+        return Simd::load(quads + (u * unit_quads + i) * vector + part * part_bytes);
+    }
+    PYFLY_INLINE void prefetch_unit(int u) const {
+        if (units != nullptr) {
+            Packed<type>{units}.prefetch_unit(u);
+        }
+    }
 };
 
 // ---- Products -------------------------------------------------------------------------------------------------------
 
-// Adds to sums of m rows the products of a block of one part of a panel.
-template <WeightType type, int m, class Weights>
-PYFLY_INLINE void add_block(const uint8_t * block, Weights weights, const int32_t * strip, int part, V * sums) {
+// Adds to sums[n_parts][m] of m rows the products of a block of n_parts parts of a panel, from `first_part` on.
+template <WeightType type, int m, int n_parts, class Weights>
+PYFLY_INLINE void add_block(const uint8_t * block, Weights weights, const int32_t * strip, int first_part,
+                            V (*sums)[m]) {
     using F = Format<type>;
     using P = PackedBlock<F>;
     using S = Strip<type>;
     constexpr int most = largest<type>();
     constexpr bool has_starts = offset_of<type> != 0;
     const auto word = [&](int at, int row) { return strip + at * m + row; };
-    const auto own = [&](int at, int bytes) { return block + at + part * Simd::lanes * bytes; }; // this part's outputs
-    const V d = F::d_bytes == 1 ? Simd::from_exponents(own(P::d, 1)) : Simd::from_halves(own(P::d, 2));
-    I products[m], from_mins[m];
-    for (int c = 0; c < m; c++) {
-        products[c] = from_mins[c] = Simd::zero();
+    const auto own = [&](int part, int at, int bytes) { // the outputs of a part
+        return block + at + (first_part + part) * Simd::lanes * bytes;
+    };
+    I products[n_parts][m], from_mins[n_parts][m];
+    for (int part = 0; part < n_parts; part++) {
+        for (int c = 0; c < m; c++) {
+            products[part][c] = from_mins[part][c] = Simd::zero();
+        }
     }
     if constexpr (F::has_groups) {
         constexpr int n_quads = F::group / 4;
 #pragma GCC unroll 1
         for (int p = 0; p < P::n_pairs; p++) {
-            I scales = Simd::template load_pairs<F::has_signed_scales>(own(P::scales + p * P::pair_bytes, 2));
-            I mins = scales;
-            if constexpr (F::has_short_scales) {
-                mins = Simd::shift_right_16(scales, 4);
-                scales = Simd::and_bytes(scales, 15);
-            } else if constexpr (F::has_mins) {
-                mins = Simd::template load_pairs<false>(own(P::mins + p * P::pair_bytes, 2));
+            I scales[n_parts], mins[n_parts];
+            for (int part = 0; part < n_parts; part++) {
+                scales[part] = mins[part] =
+                    Simd::template load_pairs<F::has_signed_scales>(own(part, P::scales + p * P::pair_bytes, 2));
+                if constexpr (F::has_short_scales) {
+                    mins[part] = Simd::shift_right_16(scales[part], 4);
+                    scales[part] = Simd::and_bytes(scales[part], 15);
+                } else if constexpr (F::has_mins) {
+                    mins[part] = Simd::template load_pairs<false>(own(part, P::mins + p * P::pair_bytes, 2));
+                }
             }
 #pragma GCC unroll 2
             for (int h = 0; h < 2; h++) {
@@ -207,30 +228,49 @@ PYFLY_INLINE void add_block(const uint8_t * block, Weights weights, const int32_
                 if (first % unit_quads == 0) {
                     weights.prefetch_unit(first / unit_quads);
                 }
-                Simd::template add_products<m, n_quads, most, true, has_starts>(
-                    products, [&](int i) { return weights.quad(first / unit_quads, first % unit_quads + i); },
-                    word(first, 0), word(S::starts + group, 0), Simd::scale_of(scales, h));
+                I own_scales[n_parts];
+                for (int part = 0; part < n_parts; part++) {
+                    own_scales[part] = Simd::scale_of(scales[part], h);
+                }
+                Simd::template add_products<m, n_parts, n_quads, most, true, has_starts>(
+                    products,
+                    [&](int part, int i) {
+                        return weights.quad(first_part + part, first / unit_quads, first % unit_quads + i);
+                    },
+                    word(first, 0), word(S::starts + group, 0), own_scales);
             }
             if constexpr (F::has_mins) {
-                for (int c = 0; c < m; c++) {
-                    from_mins[c] = Simd::add(from_mins[c], Simd::multiply_pairs(mins, word(S::sums + p, c)));
+                for (int part = 0; part < n_parts; part++) {
+                    for (int c = 0; c < m; c++) {
+                        from_mins[part][c] =
+                            Simd::add(from_mins[part][c], Simd::multiply_pairs(mins[part], word(S::sums + p, c)));
+                    }
                 }
             }
         }
     } else {
         weights.prefetch_unit(0);
-        Simd::template add_products<m, unit_quads, most, false, has_starts>(
-            products, [&](int i) { return weights.quad(0, i); }, word(0, 0), word(S::starts, 0), Simd::no_scale());
+        I no_scales[n_parts];
+        for (int part = 0; part < n_parts; part++) {
+            no_scales[part] = Simd::no_scale();
+        }
+        Simd::template add_products<m, n_parts, unit_quads, most, false, has_starts>(
+            products, [&](int part, int i) { return weights.quad(first_part + part, 0, i); }, word(0, 0),
+            word(S::starts, 0), no_scales);
     }
-    for (int c = 0; c < m; c++) {
-        const V row_d = Simd::broadcast_float(word(S::d, c));
-        sums[c] = Simd::multiply_add(Simd::to_float(products[c]), Simd::multiply(d, row_d), sums[c]);
-        if constexpr (F::has_mins && F::has_groups) {
-            const V min = Simd::multiply(Simd::from_halves(own(P::m, 2)), row_d);
-            sums[c] = Simd::multiply_subtract(Simd::to_float(from_mins[c]), min, sums[c]);
-        } else if constexpr (F::has_mins) {
-            sums[c] = Simd::multiply_subtract(Simd::from_halves(own(P::m, 2)), Simd::broadcast_float(word(S::d_sum, c)),
-                                              sums[c]);
+    for (int part = 0; part < n_parts; part++) {
+        const V d = F::d_bytes == 1 ? Simd::from_exponents(own(part, P::d, 1)) : Simd::from_halves(own(part, P::d, 2));
+        for (int c = 0; c < m; c++) {
+            V & sum = sums[part][c];
+            const V row_d = Simd::broadcast_float(word(S::d, c));
+            sum = Simd::multiply_add(Simd::to_float(products[part][c]), Simd::multiply(d, row_d), sum);
+            if constexpr (F::has_mins && F::has_groups) {
+                const V min = Simd::multiply(Simd::from_halves(own(part, P::m, 2)), row_d);
+                sum = Simd::multiply_subtract(Simd::to_float(from_mins[part][c]), min, sum);
+            } else if constexpr (F::has_mins) {
+                sum = Simd::multiply_subtract(Simd::from_halves(own(part, P::m, 2)),
+                                              Simd::broadcast_float(word(S::d_sum, c)), sum);
+            }
         }
     }
 }
@@ -240,6 +280,7 @@ template <WeightType type, int m>
 void multiply_strip(const uint8_t * weights, size_t n_in, const int32_t * strip, float * const * out) {
     using F = Format<type>;
     using P = PackedBlock<F>;
+    constexpr int n_parts = Simd::parts_together;
     V sums[parts][m];
     for (int part = 0; part < parts; part++) {
         for (int c = 0; c < m; c++) {
@@ -248,8 +289,8 @@ void multiply_strip(const uint8_t * weights, size_t n_in, const int32_t * strip,
     }
     for (size_t i = 0; i < n_in; i += F::block, weights += P::bytes, strip += Strip<type>::width * m) {
         prefetch(weights + prefetched<P>, P::units);
-        for (int part = 0; part < parts; part++) {
-            add_block<type, m>(weights, Packed<type>{weights + P::units + part * part_bytes}, strip, part, sums[part]);
+        for (int part = 0; part < parts; part += n_parts) {
+            add_block<type, m, n_parts>(weights, Packed<type>{weights + P::units}, strip, part, sums + part);
         }
     }
     for (int part = 0; part < parts; part++) {
@@ -261,41 +302,50 @@ void multiply_strip(const uint8_t * weights, size_t n_in, const int32_t * strip,
 
 // A block of a panel, unpacked before, times m rows; sums[m][16] are read and written.
 template <WeightType type, int m>
-void add_unpacked(const uint8_t * block, const uint8_t * quads, const int32_t * strip, float * sums) {
-    for (int part = 0; part < parts; part++) {
-        V own[m];
-        for (int c = 0; c < m; c++) {
-            own[c] = Simd::load_float(sums + c * panel + part * Simd::lanes);
+void add_unpacked(const uint8_t * block, Unpacked<type> weights, const int32_t * strip, float * sums) {
+    constexpr int n_parts = Simd::parts_together;
+    for (int first_part = 0; first_part < parts; first_part += n_parts) {
+        V own[n_parts][m];
+        for (int part = 0; part < n_parts; part++) {
+            for (int c = 0; c < m; c++) {
+                own[part][c] = Simd::load_float(sums + c * panel + (first_part + part) * Simd::lanes);
+            }
         }
-        add_block<type, m>(block, Unpacked{quads + part * part_bytes}, strip, part, own);
-        for (int c = 0; c < m; c++) {
-            Simd::store(sums + c * panel + part * Simd::lanes, own[c]);
+        add_block<type, m, n_parts>(block, weights, strip, first_part, own);
+        for (int part = 0; part < n_parts; part++) {
+            for (int c = 0; c < m; c++) {
+                Simd::store(sums + c * panel + (first_part + part) * Simd::lanes, own[part][c]);
+            }
         }
     }
 }
 
 template <WeightType type> void unpack_block(const uint8_t * block, uint8_t * quads) {
     using F = Format<type>;
+    const Packed<type> packed = {block + PackedBlock<F>::units};
     for (int part = 0; part < parts; part++) {
-        const Packed<type> packed = {block + PackedBlock<F>::units + part * part_bytes};
         for (int u = 0; u < F::block / unit; u++) {
             for (int i = 0; i < unit_quads; i++) {
-                Simd::store_bytes(quads + (u * unit_quads + i) * vector + part * part_bytes, packed.quad(u, i));
+                Simd::store_bytes(quads + (u * unit_quads + i) * vector + part * part_bytes, packed.quad(part, u, i));
             }
         }
     }
 }
 
-// Chosen by the number of rows of a strip.
+// Chosen by the number of rows of a strip. More rows than one has are never asked for: nothing is made for them.
+template <int m, size_t most> constexpr int at_most = m < static_cast<int>(most) ? m : static_cast<int>(most);
+template <int m> constexpr int rows = at_most<m, Simd::strip_rows>;
+
 template <WeightType type>
-constexpr decltype(&multiply_strip<type, 1>) strips[] = {
-    multiply_strip<type, 1>, multiply_strip<type, 2>, multiply_strip<type, 3>, multiply_strip<type, 4>,
-    multiply_strip<type, 5>, multiply_strip<type, 6>, multiply_strip<type, 7>, multiply_strip<type, 8>};
+constexpr decltype(&multiply_strip<type, 1>) strips[] = {multiply_strip<type, 1>,       multiply_strip<type, rows<2>>,
+                                                         multiply_strip<type, rows<3>>, multiply_strip<type, rows<4>>,
+                                                         multiply_strip<type, rows<5>>, multiply_strip<type, rows<6>>,
+                                                         multiply_strip<type, rows<7>>, multiply_strip<type, rows<8>>};
 
 template <WeightType type>
 constexpr decltype(&add_unpacked<type, 1>) unpacked_strips[] = {
-    add_unpacked<type, 1>, add_unpacked<type, 2>, add_unpacked<type, 3>, add_unpacked<type, 4>,
-    add_unpacked<type, 5>, add_unpacked<type, 6>, add_unpacked<type, 7>, add_unpacked<type, 8>};
+    add_unpacked<type, 1>,       add_unpacked<type, rows<2>>, add_unpacked<type, rows<3>>, add_unpacked<type, rows<4>>,
+    add_unpacked<type, rows<5>>, add_unpacked<type, rows<6>>, add_unpacked<type, rows<7>>, add_unpacked<type, rows<8>>};
 
 template <WeightType type>
 void multiply_panel(const uint8_t * weights, size_t n_in, const int32_t * rows, size_t n_rows, float * const * out) {
@@ -315,11 +365,13 @@ void multiply_panel(const uint8_t * weights, size_t n_in, const int32_t * rows, 
     std::memset(sums, 0, n_rows * panel * sizeof(float));
     for (size_t b = 0; b < n_blocks; b++) {
         const uint8_t * block = weights + b * P::bytes;
+        prefetch(block + prefetched<P>, P::units);
         unpack_block<type>(block, quads);
         for (size_t first = 0; first < n_rows; first += Simd::strip_rows) {
             const size_t m = n_rows - first < Simd::strip_rows ? n_rows - first : Simd::strip_rows;
             const int32_t * strip = rows + (first * n_blocks + b * m) * S::width;
-            unpacked_strips<type>[m - 1](block, quads, strip, sums + first * panel);
+            unpacked_strips<type>[m - 1](block, {quads, first == 0 ? block + P::units : nullptr}, strip,
+                                         sums + first * panel);
         }
     }
     for (size_t c = 0; c < n_rows; c++) {
@@ -329,7 +381,8 @@ void multiply_panel(const uint8_t * weights, size_t n_in, const int32_t * rows, 
 
 // ---- Weights that are floats ----------------------------------------------------------------------------------------
 
-// Four sums of every fourth input, added at the end: one alone would wait for itself.
+// Four sums of every fourth input, added at the end: one alone would wait for itself. A block of inputs is multiplied
+// for as many of them at a time as fit in the registers.
 constexpr int n_chains = 4;
 
 template <WeightType type> PYFLY_INLINE V load_dense(const uint8_t * weights) {
@@ -342,36 +395,82 @@ template <WeightType type> PYFLY_INLINE V load_dense(const uint8_t * weights) {
     }
 }
 
+// How many chains these are for m rows.
+constexpr int chains_together(int m) {
+    const int most = Simd::dense_sums / (parts * m);
+    return most >= 4 ? 4 : most >= 2 ? 2 : 1;
+}
+
 template <WeightType type, int m>
 void multiply_dense_strip(const uint8_t * weights, size_t n_in, const int32_t * strip, float * const * out) {
-    for (int part = 0; part < parts; part++) {
-        V sums[n_chains][m];
-        for (int k = 0; k < n_chains; k++) {
+    constexpr int n_own = chains_together(m);
+    V sums[n_chains][parts][m];
+    for (int k = 0; k < n_chains; k++) {
+        for (int part = 0; part < parts; part++) {
             for (int c = 0; c < m; c++) {
-                sums[k][c] = Simd::zero_float();
+                sums[k][part][c] = Simd::zero_float();
             }
         }
-        for (size_t i = 0; i < n_in; i += n_chains) {
+    }
+    constexpr int step_bytes = n_chains * panel * static_cast<int>(dense_width(type));
+    const size_t block = n_own == n_chains ? n_in : dense_block;
+    for (size_t begin = 0; begin < n_in; begin += block) {
 #pragma GCC unroll 4
-            for (size_t k = 0; k < n_chains; k++) {
-                const V w = load_dense<type>(weights + ((i + k) * panel + static_cast<size_t>(part * Simd::lanes)) *
-                                                           dense_width(type));
-                for (int c = 0; c < m; c++) {
-                    sums[k][c] = Simd::multiply_add(w, Simd::broadcast_float(strip + (i + k) * m + c), sums[k][c]);
+        for (int first = 0; first < n_chains; first += n_own) {
+            V own[n_own][parts][m];
+            for (int k = 0; k < n_own; k++) {
+                for (int part = 0; part < parts; part++) {
+                    for (int c = 0; c < m; c++) {
+                        own[k][part][c] = sums[first + k][part][c];
+                    }
+                }
+            }
+            for (size_t i = begin + static_cast<size_t>(first); i < begin + block; i += n_chains) {
+                if (first == 0) {
+                    prefetch(weights + i * panel * dense_width(type) + dense_prefetched, step_bytes);
+                }
+#pragma GCC unroll 4
+                for (size_t k = 0; k < n_own; k++) {
+                    const uint8_t * at = weights + (i + k) * panel * dense_width(type);
+                    V w[parts];
+                    for (int part = 0; part < parts; part++) {
+                        w[part] = load_dense<type>(at + static_cast<size_t>(part * Simd::lanes) * dense_width(type));
+                    }
+                    for (int c = 0; c < m; c++) {
+                        const V x = Simd::broadcast_float(strip + (i + k) * m + c);
+                        for (int part = 0; part < parts; part++) {
+                            own[k][part][c] = Simd::multiply_add(w[part], x, own[k][part][c]);
+                        }
+                    }
+                }
+            }
+            for (int k = 0; k < n_own; k++) {
+                for (int part = 0; part < parts; part++) {
+                    for (int c = 0; c < m; c++) {
+                        sums[first + k][part][c] = own[k][part][c];
+                    }
                 }
             }
         }
+    }
+    for (int part = 0; part < parts; part++) {
         for (int c = 0; c < m; c++) {
-            Simd::store(out[c] + part * Simd::lanes, Simd::add_floats(Simd::add_floats(sums[0][c], sums[1][c]),
-                                                                      Simd::add_floats(sums[2][c], sums[3][c])));
+            Simd::store(out[c] + part * Simd::lanes,
+                        Simd::add_floats(Simd::add_floats(sums[0][part][c], sums[1][part][c]),
+                                         Simd::add_floats(sums[2][part][c], sums[3][part][c])));
         }
     }
 }
 
+template <int m> constexpr int dense_rows = at_most<m, Simd::dense_strip_rows>;
+
 template <WeightType type>
-constexpr decltype(&multiply_dense_strip<type, 1>) dense_strips[] = {
-    multiply_dense_strip<type, 1>, multiply_dense_strip<type, 2>, multiply_dense_strip<type, 3>,
-    multiply_dense_strip<type, 4>};
+constexpr decltype(&multiply_dense_strip<type, 1>) dense_strips[] = {multiply_dense_strip<type, 1>,
+                                                                     multiply_dense_strip<type, dense_rows<2>>,
+                                                                     multiply_dense_strip<type, dense_rows<3>>,
+                                                                     multiply_dense_strip<type, dense_rows<4>>,
+                                                                     multiply_dense_strip<type, dense_rows<5>>,
+                                                                     multiply_dense_strip<type, dense_rows<6>>};
 
 template <WeightType type>
 void multiply_dense_panel(const uint8_t * weights, size_t n_in, const int32_t * rows, size_t n_rows,

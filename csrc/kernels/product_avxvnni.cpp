@@ -7,7 +7,8 @@ namespace avxvnni {
 namespace {
 
 struct Simd : Vnni<Lanes256, Simd> {
-    static constexpr size_t strip_rows = 4, dense_strip_rows = 3, worth_unpacking = 11;
+    static constexpr size_t strip_rows = 4, dense_strip_rows = 6, worth_unpacking = 11;
+    static constexpr int dense_sums = 12, parts_together = 1;
 
     PYFLY_LANES I dot(I sum, I a, I b) { return _mm256_dpbusd_avx_epi32(sum, a, b); }
     PYFLY_LANES I multiply_32(I a, I b) { return _mm256_mullo_epi32(a, b); }

@@ -21,26 +21,29 @@ template <class Lanes, class Own> struct Vnni : Lanes {
     // The negated amount by which the products of unsigned weights with q[n] exceed those of the signed ones.
     template <int n, int offset> PYFLY_LANES int32_t start_of(const int8_t * q) { return -offset * sum_of(q, n); }
 
-    // Adds the products of n_quads quads with m rows: times the scale if is_scaled, of the signed weights if
-    // has_starts. strip[n_quads][m]; starts[m].
-    template <int m, int n_quads, int most, bool is_scaled, bool has_starts, class Quad>
-    PYFLY_LANES void add_products(I * sums, Quad quad, const int32_t * strip, const int32_t * starts, I scale) {
-        I own[m];
-#pragma GCC unroll 8
-        for (int c = 0; c < m; c++) {
-            own[c] = has_starts ? Lanes::broadcast(starts + c) : Lanes::zero();
-        }
-#pragma GCC unroll 8
-        for (int i = 0; i < n_quads; i++) {
-            const I q = quad(i);
+    // Adds the products of n_quads quads of each part with m rows: times its scale if is_scaled, of the signed weights
+    // if has_starts. strip[n_quads][m]; starts[m].
+    template <int m, int n_parts, int n_quads, int most, bool is_scaled, bool has_starts, class Quad>
+    PYFLY_LANES void add_products(I (*sums)[m], Quad quad, const int32_t * strip, const int32_t * starts,
+                                  const I * scales) {
+        for (int part = 0; part < n_parts; part++) {
+            I own[m];
 #pragma GCC unroll 8
             for (int c = 0; c < m; c++) {
-                own[c] = Own::dot(own[c], q, Lanes::broadcast(strip + i * m + c));
+                own[c] = has_starts ? Lanes::broadcast(starts + c) : Lanes::zero();
             }
-        }
 #pragma GCC unroll 8
-        for (int c = 0; c < m; c++) {
-            sums[c] = Lanes::add(sums[c], is_scaled ? Own::multiply_32(own[c], scale) : own[c]);
+            for (int i = 0; i < n_quads; i++) {
+                const I q = quad(part, i);
+#pragma GCC unroll 8
+                for (int c = 0; c < m; c++) {
+                    own[c] = Own::dot(own[c], q, Lanes::broadcast(strip + i * m + c));
+                }
+            }
+#pragma GCC unroll 8
+            for (int c = 0; c < m; c++) {
+                sums[part][c] = Lanes::add(sums[part][c], is_scaled ? Own::multiply_32(own[c], scales[part]) : own[c]);
+            }
         }
     }
 };

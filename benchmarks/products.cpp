@@ -1,0 +1,94 @@
+// What products of packed weights cost by type and number of rows, on one core: a matrix of 96 MiB, which fits no
+// cache, times rows of 1,536 inputs. For each type milliseconds of processor time, the shortest of some repeats, and in
+// brackets in single rows, C(n).
+//
+//     cmake -S . -B build/core -G Ninja -DPYFLY_CORE_ONLY=ON -DCMAKE_BUILD_TYPE=Release
+//     ninja -C build/core pyfly_products && PYFLY_ISA=avx2 build/core/pyfly_products [REPEATS]
+//
+// To compare two versions, build it in both trees and run them in turns.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <limits>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "kernels/layout.h"
+#include "kernels/packing.h"
+#include "kernels/products.h"
+
+using namespace pyfly::kernels;
+
+namespace {
+
+constexpr std::pair<WeightType, const char *> types[] = {
+    {WeightType::q4_k, "Q4_K"},   {WeightType::q5_k, "Q5_K"},     {WeightType::q6_k, "Q6_K"},
+    {WeightType::q8_0, "Q8_0"},   {WeightType::q4_0, "Q4_0"},     {WeightType::q4_1, "Q4_1"},
+    {WeightType::q5_0, "Q5_0"},   {WeightType::q5_1, "Q5_1"},     {WeightType::q2_k, "Q2_K"},
+    {WeightType::q3_k, "Q3_K"},   {WeightType::iq4_nl, "IQ4_NL"}, {WeightType::iq4_xs, "IQ4_XS"},
+    {WeightType::mxfp4, "MXFP4"}, {WeightType::f16, "F16"},       {WeightType::bf16, "BF16"},
+    {WeightType::f32, "F32"}};
+constexpr size_t sizes[] = {1, 2, 3, 4, 6, 8, 12, 16, 32, 48};
+constexpr size_t n_in = 1536, n_bytes = size_t{96} << 20;
+
+double milliseconds() {
+    return 1e3 * static_cast<double>(std::clock()) / CLOCKS_PER_SEC;
+}
+
+// The shortest time of a matrix of `type` times n rows.
+double multiply(WeightType type, const std::vector<uint8_t> & weights, size_t n, int n_repeats) {
+    const Products & products = *pyfly::kernels::products(type);
+    const size_t words = products.row_words(n_in), own_bytes = panel_bytes(type, n_in);
+    const std::vector<float> x(n_in, 0.5f);
+    std::vector<int32_t> strips(words * n);
+    for (size_t r = 0; r < n; r++) {
+        const size_t first = r / products.strip_rows * products.strip_rows;
+        products.quantise(x.data(), n_in, strips.data() + first * words,
+                          static_cast<int>(std::min(products.strip_rows, n - first)), static_cast<int>(r - first));
+    }
+    std::vector<float> out(n * panel);
+    float * places[most_rows];
+    for (size_t r = 0; r < n; r++) {
+        places[r] = out.data() + r * panel;
+    }
+    double shortest = std::numeric_limits<double>::infinity();
+    for (int i = 0; i < n_repeats; i++) {
+        const double begin = milliseconds();
+        for (size_t at = 0; at + own_bytes <= n_bytes; at += own_bytes) {
+            products.multiply(weights.data() + at, n_in, strips.data(), n, places);
+        }
+        shortest = std::min(shortest, milliseconds() - begin);
+    }
+    return shortest;
+}
+
+} // namespace
+
+int main(int argc, char ** argv) {
+    if (std::strcmp(instruction_set(), "none") == 0) {
+        std::printf("no instruction set of this machine has kernels\n");
+        return 1;
+    }
+    const int n_repeats = argc > 1 ? std::atoi(argv[1]) : 7;
+    std::vector<uint8_t> weights(n_bytes + 64); // the last panel's loads may reach beyond it
+    std::mt19937 random(1);
+    for (size_t i = 0; i < n_bytes; i += 2) { // F16 and BF16 numbers are small
+        const uint16_t bits = static_cast<uint16_t>(random() & 0x23FF);
+        std::memcpy(&weights[i], &bits, sizeof(bits));
+    }
+    std::printf("%s, %zu MiB, %d repeats\n", instruction_set(), n_bytes >> 20, n_repeats);
+    for (const auto & [type, name] : types) {
+        std::printf("%-6s", name);
+        double one = 0.0;
+        for (const size_t n : sizes) {
+            const double time = multiply(type, weights, n, n_repeats);
+            one = n == 1 ? time : one;
+            std::printf("  %zu: %.2f (%.2f)", n, time, time / one);
+        }
+        std::printf("\n");
+        std::fflush(stdout);
+    }
+}
