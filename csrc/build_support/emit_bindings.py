@@ -14,6 +14,7 @@ import cffi
 # Python functions that C may call, with the signatures of the callbacks of pyfly.h.
 CALLBACKS = """
 extern "Python" int32_t pyfly_py_row(void *, const int32_t *, size_t, float *);
+extern "Python" int32_t pyfly_py_mask(void *, const int32_t *, size_t, uint32_t *, size_t);
 extern "Python" int32_t pyfly_py_stop(void);
 extern "Python" int32_t pyfly_py_draft(void *, const int32_t *, size_t, int32_t *, float *, size_t);
 """

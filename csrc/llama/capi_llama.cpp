@@ -14,6 +14,7 @@
 #include "layer_states.h"
 #include "llama/drafters/companion.h"
 #include "llama_target.h"
+#include "mask_sampler.h"
 #include "model_file.h"
 #include "packed_buffers.h"
 #include "release_llama.h"
@@ -78,6 +79,12 @@ void pyfly_target_threads(const pyfly_target * target, pyfly_threads * out) {
         const pyfly::ThreadPolicy & policy = *llama->thread_pool().policy();
         *out = {policy.n_threads(), policy.n_max(), policy.n_changes(), policy.n_trials()};
     }
+}
+
+pyfly_status pyfly_chain_mask(void * llama_sampler_chain, int32_t n_vocab, pyfly_mask_callback mask, void * user,
+                              pyfly_error * error) {
+    return guard(error,
+                 [&] { pyfly::add_mask(static_cast<llama_sampler *>(llama_sampler_chain), n_vocab, mask, user); });
 }
 
 void pyfly_load_guard(int32_t is_on) {

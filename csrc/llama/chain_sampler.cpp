@@ -24,7 +24,7 @@ bool is_disabled(const llama_sampler * sampler) {
 }
 
 bool is_grammar(const llama_sampler * sampler) {
-    return std::strcmp(name_of(sampler), "grammar") == 0;
+    return std::strcmp(name_of(sampler), "grammar") == 0 || std::strcmp(name_of(sampler), mask_name) == 0;
 }
 
 bool selects(const llama_sampler * sampler) {
@@ -66,6 +66,15 @@ bool has_distribution(const std::vector<llama_token_data> & data) {
 
 } // namespace
 
+int32_t count_shaping(const llama_sampler * chain) {
+    int32_t n = 0;
+    while (n < llama_sampler_chain_n(chain) &&
+           !selects(llama_sampler_chain_get(const_cast<llama_sampler *>(chain), n))) {
+        n++;
+    }
+    return n;
+}
+
 std::unique_ptr<Sampler> make_sampler(const void * llama_sampler_chain, bool keeps_shaped_row,
                                       bool gives_distributions) {
     if (llama_sampler_chain == nullptr) {
@@ -81,31 +90,31 @@ std::unique_ptr<Sampler> make_sampler(const void * llama_sampler_chain, bool kee
     LlamaSamplerPtr copy(llama_sampler_clone(static_cast<const llama_sampler *>(llama_sampler_chain)));
     const int32_t n = llama_sampler_chain_n(copy.get());
     const auto at = [&](int32_t i) { return llama_sampler_chain_get(copy.get(), i); };
-    int32_t n_shaping = 0, n_active = 0, active = -1;
-    while (n_shaping < n && !selects(at(n_shaping))) {
-        if (!is_disabled(at(n_shaping))) {
+    const int32_t n_leading = count_shaping(copy.get());
+    int32_t n_active = 0, active = -1;
+    for (int32_t i = 0; i < n_leading; i++) {
+        if (!is_disabled(at(i))) {
             n_active++;
-            active = n_shaping;
+            active = i;
         }
-        n_shaping++;
     }
-    if (n_shaping == n) {
+    if (n_leading == n) {
         throw Error(PYFLY_STATUS_INVALID, "the sampler chain selects no token; end it with a greedy or dist sampler");
     }
-    const bool is_greedy = n_shaping == n - 1 && std::strcmp(name_of(at(n - 1)), "greedy") == 0;
+    const bool is_greedy = n_leading == n - 1 && std::strcmp(name_of(at(n - 1)), "greedy") == 0;
     if (is_greedy && n_active == 0) {
         return std::make_unique<GreedySampler>();
     }
     if (is_greedy && n_active == 1 && is_grammar(at(active))) {
         return std::make_unique<GreedyGrammarSampler>(std::move(copy), active);
     }
-    if (gives_distributions && !is_greedy && !draws_from_distribution(copy.get(), n_shaping, n)) {
+    if (gives_distributions && !is_greedy && !draws_from_distribution(copy.get(), n_leading, n)) {
         throw Error(
             PYFLY_STATUS_INVALID,
             "speculative sampling needs a distribution to draw from, which this sampler chain (mirostat, or one "
             "that draws more than once) does not have; leave mirostat_mode at 0, or use another gate");
     }
-    return std::make_unique<ChainSampler>(std::move(copy), n_shaping, is_greedy, keeps_shaped_row);
+    return std::make_unique<ChainSampler>(std::move(copy), n_leading, is_greedy, keeps_shaped_row);
 }
 
 void ChainSampler::set_candidates(const float * row, size_t n_vocab) {

@@ -14,6 +14,12 @@ struct LlamaSamplerDeleter {
 };
 using LlamaSamplerPtr = std::unique_ptr<llama_sampler, LlamaSamplerDeleter>;
 
+// The name of the sampler of mask_sampler.h.
+inline constexpr const char * mask_name = "mask";
+
+// How many samplers of a chain stand before the first one that truncates, scales or selects.
+int32_t count_shaping(const llama_sampler * chain);
+
 // The leading samplers of a chain (custom ones, biases, penalties, grammar) shape the row; from the first one that
 // truncates, scales or selects on, they choose.
 class ChainSampler : public Sampler, private Distributions {

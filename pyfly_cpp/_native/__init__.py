@@ -34,6 +34,7 @@ from pyfly_cpp._native.library import (
     WINDOW_RULES,
     simd_level,
 )
+from pyfly_cpp._native.masks import ChainMask
 from pyfly_cpp._native.targets import (
     ContextMemory,
     ForeignProduct,
@@ -63,6 +64,7 @@ __all__ = [
     "WINDOW_RULES",
     "Batch",
     "CallbackDrafter",
+    "ChainMask",
     "ContextMemory",
     "Costs",
     "Counters",
