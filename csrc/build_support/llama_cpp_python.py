@@ -19,6 +19,9 @@ RUNTIME_DEPENDENCIES = [
     "numpy>=1.24",
     "cffi>=1.16",
     "jinja2>=3.1",
+    "llguidance>=1.9,<2; python_version >= '3.10'",
+    # The last one for Python 3.9. It misreads patterns that begin with a quotation mark.
+    "llguidance>=1.3,<1.4; python_version < '3.10'",
     "typing_extensions>=4.5",
 ]
 

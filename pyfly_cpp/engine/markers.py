@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
+from pyfly_cpp.grammar.guides import CALL_MARKERS
+
+OPEN, CLOSE = CALL_MARKERS
 FUNCTION, END_FUNCTION = "<function=", "</function>"
 PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
 THOUGHTS = (

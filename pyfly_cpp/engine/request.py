@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from llama_cpp.llama import LogitsProcessorList, StoppingCriteriaList
 
-from pyfly_cpp._native import Slot
+from pyfly_cpp._native import ChainMask, Slot
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.engine.output import Logprobs, Output, Piece, Row, logprobs_of
 from pyfly_cpp.engine.processors import Processors
@@ -71,6 +71,8 @@ class Request:
         """The tokens of the prompt and of the answer."""
         self.output = output
         self.processors = Processors(self._before_row, logits_processor) if logits_processor else None
+        self.mask: ChainMask | None = None
+        """The sampler of the schema that the answer follows."""
         self.sampling = sampling
         self.owner = 0
         """Whose it is: nothing that was evaluated for another owner is used, nor their answers by prompt lookup."""
@@ -158,7 +160,7 @@ class Request:
         )
         slot.begin(
             self.history, gate.nodes(), (decoding.window or gate.window).config(), sampler=sampler,
-            take_failure=None if self.processors is None else self.processors.take_failure, n_room=n_room,
+            take_failure=self.take_failure if self.calls_python else None, n_room=n_room,
             n_evaluated=0 if self.reads_prompt else n_evaluated, draft_max=draft_max, trace=self.trace,
             keep_rows=self._keeps_rows, resumable=output is None, all_rows=self._wants_prompt_rows, owner=self.owner,
         )  # fmt: skip
@@ -169,9 +171,19 @@ class Request:
         if self.log_steps:
             self._accepted = slot.accepted()
 
+    @property
+    def calls_python(self) -> bool:
+        """Whether its sampler calls functions of Python."""
+        return self.processors is not None or self.mask is not None
+
+    def take_failure(self) -> BaseException | None:
+        """What a function that its sampler calls has raised, once."""
+        failures = [one.take_failure() for one in (self.processors, self.mask) if one is not None]
+        return next(filter(None, failures), None)
+
     def raise_failure(self) -> None:
-        """Raises what a processor has raised."""
-        failure = None if self.processors is None else self.processors.take_failure()
+        """Raises what a function that its sampler calls has raised."""
+        failure = self.take_failure()
         if failure is not None:
             raise failure
 

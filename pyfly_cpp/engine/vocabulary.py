@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import llama_cpp
+
+from pyfly_cpp.grammar.guides import GuideTokens, tokens_of
 
 _ROOM = 64  # bytes that hold nearly every token
 
@@ -25,6 +28,8 @@ class Vocabulary:
         self._reading = reading
         self._n: int = llama_cpp.llama_vocab_n_tokens(vocab)
         self._pieces: dict[int, bytes] = {}
+        self._guide_tokens: GuideTokens | None = None
+        self._making = threading.Lock()
 
     def piece(self, token: int, special: bool = False) -> bytes:
         """The bytes of a token, which may be a part of a character; of a control token nothing, unless `special`.
@@ -45,6 +50,13 @@ class Vocabulary:
             if not special:
                 self._pieces[token] = piece
         return piece
+
+    def guide_tokens(self) -> GuideTokens:
+        """The vocabulary as llguidance takes it; made once, which takes a second for a large one."""
+        with self._making, self._reading():
+            if self._guide_tokens is None:
+                self._guide_tokens = tokens_of(self._vocab)
+            return self._guide_tokens
 
     def ends_text(self, token: int) -> bool:
         """Whether a token is an end-of-text token."""

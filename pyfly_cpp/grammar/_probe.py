@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import random
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import llama_cpp
 import numpy as np
 
-from pyfly_cpp.grammar.schemas import Framed, SchemaGrammar, gbnf_of_any, schema_from
+from pyfly_cpp.grammar.guides import Guide, GuideTokens, tokens_of
+from pyfly_cpp.grammar.schemas import Framed, SchemaGrammar, grammar_of_any, schema_from
 
 MEMORY = 2**28
 """Bytes that reading a grammar may take."""
@@ -63,12 +65,14 @@ class Probe:
             raise OSError(f"{model_path} cannot be read.")
         self._vocab = llama_cpp.llama_model_get_vocab(model)
         self._row = _candidates(self._vocab)
+        self._tokens = tokens_of(self._vocab)
 
     def answer(self, constraint: dict[str, Any]) -> dict[str, Any]:
         """Reads and tries a constraint (`Constraint` as a dict).
 
         Returns:
-            `grammar` (GBNF) and `loose` (keywords that it does not enforce), or `error` (words for the client).
+            `grammar` (GBNF, or of a schema `SchemaGrammar.text`) and `loose` (keywords that it does not enforce), or
+            `error` (words for the client).
         """
         try:
             grammar = self._read(constraint)
@@ -79,23 +83,35 @@ class Probe:
         return {"grammar": grammar.text, "loose": grammar.loose}
 
     def _read(self, constraint: dict[str, Any]) -> SchemaGrammar:
-        grammar, is_schema = SchemaGrammar(constraint["text"], ()), constraint["kind"] == "schema"
-        if is_schema:
-            try:
-                framed = [Framed(*parts) for parts in schema_from(grammar.text)]
-                grammar = gbnf_of_any(framed, constraint["is_repeated"])
-            except ValueError as error:
-                raise _Refused(str(error)) from None
-        if len(grammar.text.encode("utf-8")) > self._max_bytes:
-            raise _Refused(f"becomes a grammar of more than {self._max_bytes} bytes; make it smaller")
-        unreadable = "refers to itself before anything is written" if is_schema else \
-            "is not a GBNF grammar with a rule `root`, or one of its rules begins with itself"  # fmt: skip
-        sampler = _sampler(grammar.text, self._vocab, unreadable)
+        if constraint["kind"] == "schema":
+            return self._read_schema(constraint)
+        sampler = _sampler(constraint["text"], self._vocab)
         try:
             for seed in range(_N_TEXTS):
-                _try(sampler, self._row, random.Random(seed))
+                text = llama_cpp.llama_sampler_clone(sampler)
+                try:
+                    _try(functools.partial(_next_of_sampler, text, self._row), random.Random(seed))
+                finally:
+                    llama_cpp.llama_sampler_free(text)
         finally:
             llama_cpp.llama_sampler_free(sampler)
+        return SchemaGrammar(constraint["text"])
+
+    def _read_schema(self, constraint: dict[str, Any]) -> SchemaGrammar:
+        try:
+            framed = [Framed(*parts) for parts in schema_from(constraint["text"])]
+            grammar = grammar_of_any(framed, constraint["is_repeated"])
+        except ValueError as error:
+            raise _Refused(str(error)) from None
+        if len(grammar.text.encode("utf-8")) > self._max_bytes:
+            raise _Refused(f"becomes a grammar of more than {self._max_bytes} bytes; make it smaller")
+        try:
+            with _light(), _bounded():
+                guide = Guide(self._tokens, grammar)
+            for seed in range(_N_TEXTS):
+                _try(functools.partial(_next_of_guide, guide, self._tokens, []), random.Random(seed))
+        except ValueError:
+            raise _Refused("cannot be followed: nothing follows it, or it is too complex; make it simpler") from None
         return grammar
 
 
@@ -125,7 +141,7 @@ def limit_memory() -> None:
 
 @contextlib.contextmanager
 def _bounded() -> Iterator[None]:
-    """Around a call of llama.cpp, which may end the process."""
+    """Around a call of llama.cpp or llguidance, which may end the process."""
     if not hasattr(signal, "setitimer"):
         yield
         return
@@ -136,18 +152,24 @@ def _bounded() -> Iterator[None]:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
-def _sampler(grammar: str, vocab: Any, unreadable: str) -> Any:
+@contextlib.contextmanager
+def _light() -> Iterator[None]:
+    """Around what each request does with its grammar: it is to take little time and memory."""
     n_bytes, begun = _allocated(), time.process_time()
-    with _bounded():
-        sampler = llama_cpp.llama_sampler_init_grammar(vocab, grammar.encode("utf-8"), b"root")
-    if not sampler:
-        raise _Refused(unreadable)
-    n_bytes = _allocated() - n_bytes
-    with _bounded():
-        llama_cpp.llama_sampler_free(llama_cpp.llama_sampler_clone(sampler))
-    if n_bytes > _READ_BYTES or time.process_time() - begun > _READ_SECONDS:
-        llama_cpp.llama_sampler_free(sampler)
+    yield
+    if _allocated() - n_bytes > _READ_BYTES or time.process_time() - begun > _READ_SECONDS:
         raise _Refused("takes too much time or memory for each text; repeat less in it")
+
+
+def _sampler(grammar: str, vocab: Any) -> Any:
+    with _light():
+        with _bounded():
+            sampler = llama_cpp.llama_sampler_init_grammar(vocab, grammar.encode("utf-8"), b"root")
+        if not sampler:
+            raise _Refused("is not a GBNF grammar with a rule `root`, or one of its rules begins with itself")
+        with _bounded():
+            copy = llama_cpp.llama_sampler_clone(sampler)
+    llama_cpp.llama_sampler_free(copy)
     return sampler
 
 
@@ -167,25 +189,35 @@ def _allocated() -> int:
     return int(now.uordblks + now.hblkhd)
 
 
-def _try(grammar: Any, candidates: Any, choose: random.Random) -> None:
-    sampler = llama_cpp.llama_sampler_clone(grammar)
-    begun = time.process_time()
-    try:
-        for _ in range(_N_STEPS):
-            row = candidates.copy()
-            data = row.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_token_data))
-            array = llama_cpp.llama_token_data_array(data=data, size=len(row), selected=-1, sorted=False)
-            before = time.process_time()
-            with _bounded():
-                llama_cpp.llama_sampler_apply(sampler, ctypes.byref(array))
-                allowed = row["id"][np.isfinite(row["logit"])]
-                if not len(allowed):
-                    return
-                llama_cpp.llama_sampler_accept(sampler, int(choose.choice(allowed)))
-            now = time.process_time()
-            if now - before > _STEP_SECONDS:
-                raise _Refused(TOO_SLOW)
-            if now - begun > _TRY_SECONDS:
-                return
-    finally:
-        llama_cpp.llama_sampler_free(sampler)
+def _try(follow: Callable[[int | None], Any], choose: random.Random) -> None:
+    """Writes a random text. `follow`: from the last token to those that may be next."""
+    begun, token = time.process_time(), None
+    for _ in range(_N_STEPS):
+        before = time.process_time()
+        with _bounded():
+            allowed = follow(token)
+        if not len(allowed):
+            return
+        token = int(choose.choice(allowed))
+        now = time.process_time()
+        if now - before > _STEP_SECONDS:
+            raise _Refused(TOO_SLOW)
+        if now - begun > _TRY_SECONDS:
+            return
+
+
+def _next_of_sampler(sampler: Any, candidates: Any, token: int | None) -> Any:
+    if token is not None:
+        llama_cpp.llama_sampler_accept(sampler, token)
+    row = candidates.copy()
+    data = row.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_token_data))
+    array = llama_cpp.llama_token_data_array(data=data, size=len(row), selected=-1, sorted=False)
+    llama_cpp.llama_sampler_apply(sampler, ctypes.byref(array))
+    return row["id"][np.isfinite(row["logit"])]
+
+
+def _next_of_guide(guide: Guide, tokens: GuideTokens, text: list[int], token: int | None) -> Any:
+    text += [] if token is None else [token]
+    bits = np.zeros((tokens.texts.vocab_size + 31) // 32, dtype=np.uint32)
+    guide.fill(np.array(text, dtype=np.int32), bits)
+    return np.setdiff1d(np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")), tokens.ends)

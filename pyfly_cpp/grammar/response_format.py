@@ -8,9 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from llama_cpp.llama_grammar import LlamaGrammar
-
-from pyfly_cpp.grammar.schemas import gbnf_of, schema_from
+from pyfly_cpp.grammar.schemas import SchemaGrammar, grammar_of, schema_from
 
 _TYPED = frozenset(("type", "const", "enum", "$ref", "allOf", "anyOf", "oneOf"))
 """Keywords of a schema that tell the type of a value."""
@@ -42,7 +40,7 @@ def schema_of(response_format: object) -> Any:
     return schema
 
 
-def schema_grammar(schema: str, name: str) -> LlamaGrammar:
+def schema_grammar(schema: str, name: str) -> SchemaGrammar:
     """The grammar of a JSON schema in its written form. Warns of keywords that it does not enforce.
 
     Args:
@@ -56,10 +54,9 @@ def schema_grammar(schema: str, name: str) -> LlamaGrammar:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{name} is not valid JSON: {error}.") from None
     with convertible(name):
-        made = gbnf_of(value)
-        grammar = LlamaGrammar.from_string(made.text, verbose=False)
-    if made.loose:
-        warnings.warn(f"{name}: a grammar cannot enforce {', '.join(made.loose)}; check the answer.", stacklevel=4)
+        grammar = grammar_of(value)
+    if grammar.loose:
+        warnings.warn(f"{name}: a grammar cannot enforce {', '.join(grammar.loose)}; check the answer.", stacklevel=4)
     return grammar
 
 

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar, overload
 from llama_cpp.llama import LogitsProcessorList
 from typing_extensions import Self, Unpack
 
+from pyfly_cpp._native import ChainMask
 from pyfly_cpp.decoding import OF_REQUEST, Decoding
 from pyfly_cpp.decoding.drafters import Drafter, OwnDrafter, has_own_head
 from pyfly_cpp.decoding.gates import Exact, Gate, require_gate
@@ -24,6 +25,8 @@ from pyfly_cpp.engine.request import Request
 from pyfly_cpp.engine.request_limits import require_fitting
 from pyfly_cpp.engine.stats import Record
 from pyfly_cpp.errors import BusyError
+from pyfly_cpp.grammar.guides import Guide
+from pyfly_cpp.grammar.schemas import SchemaGrammar
 from pyfly_cpp.llama.arguments import LlamaArguments
 from pyfly_cpp.llama.guarded_llama import GuardedLlama
 from pyfly_cpp.llama.load_limits import require_base_arguments
@@ -290,7 +293,14 @@ class DraftingLlama(GuardedLlama):
         """The llama_cpp `LlamaSampler` of a request. `seed`: of its random numbers; None: the one that is set."""
         processors = request.processors and LogitsProcessorList([request.processors])
         llama = self if seed is None else _Seeded(self, seed)
-        return type(self)._init_sampler(llama, logits_processor=processors, **request.sampling)
+        sampling = dict(request.sampling)
+        grammar = sampling.pop("grammar", None)
+        if not isinstance(grammar, SchemaGrammar):
+            return type(self)._init_sampler(llama, logits_processor=processors, grammar=grammar, **sampling)
+        sampler = type(self)._init_sampler(llama, logits_processor=processors, **sampling)
+        guide = Guide(self.vocabulary.guide_tokens(), grammar)
+        request.mask = sampler.mask = ChainMask(sampler.sampler, self.n_vocab(), guide.fill)  # lives as long as either
+        return sampler
 
 
 class _Seeded:

@@ -156,7 +156,7 @@ class Generation:
                 with interrupts_deferred():
                     self._begin_in_slot(llm.n_tokens)
             begun = time.perf_counter()
-            if request.processors is None:
+            if not request.calls_python:
                 progress = llm.loaded.decoder.batch.step_alone()
             else:
                 with interrupts_deferred():

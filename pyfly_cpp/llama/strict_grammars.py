@@ -12,10 +12,10 @@ from llama_cpp import llama_grammar
 from llama_cpp.llama_grammar import PRIMITIVE_RULES, LlamaGrammar, json_schema_to_gbnf
 
 from pyfly_cpp.grammar.response_format import as_text, convertible, named_tool, schema_grammar, schema_of
-from pyfly_cpp.grammar.schemas import CHARACTER, gbnf_of, schema_from
+from pyfly_cpp.grammar.schemas import SchemaGrammar, grammar_of, schema_from
 
 _MOST_KEPT = 256
-_strict_of: dict[str, str] = {}
+_strict_of: dict[str, SchemaGrammar] = {}
 """Schemas as chat formats write them, and our grammars of them; the newest last."""
 
 
@@ -33,6 +33,10 @@ def _convert(schema: str, *more: Any, **named: Any) -> str:
 
 llama_grammar.json_schema_to_gbnf = _convert  # chat formats convert tools' parameters themselves
 
+_PAIR = r'[dD] [89abAB] [0-9a-fA-F] [0-9a-fA-F] "\\u" [dD] [c-fC-F] [0-9a-fA-F] [0-9a-fA-F]'
+_UNIT = r"[0-9a-ce-fA-CE-F] [0-9a-fA-F] [0-9a-fA-F] [0-9a-fA-F] | [dD] [0-7] [0-9a-fA-F] [0-9a-fA-F]"
+_CHARACTER = rf'[^"\\\x00-\x1F] | "\\" (["\\/bfnrt] | "u" ({_UNIT} | {_PAIR}))'
+"""One character in a JSON string: no control character, no half of a surrogate pair."""
 _LOOSE_CHARACTER = re.compile(rf"(?m)^char ::= {re.escape(PRIMITIVE_RULES['char'].content)}$")
 
 
@@ -79,16 +83,19 @@ def expect_schema(text: str) -> None:
 
 
 @functools.lru_cache(_MOST_KEPT)
-def _strict_grammar(text: str) -> str:
+def _strict_grammar(text: str) -> SchemaGrammar:
     """Our grammar of a schema that llama-cpp-python can convert, too."""
     json_schema_to_gbnf(text)
-    return gbnf_of(schema_from(text)).text
+    return grammar_of(schema_from(text))
 
 
-def with_strict_strings(grammar: LlamaGrammar) -> LlamaGrammar:
+def with_strict_strings(grammar: LlamaGrammar | SchemaGrammar) -> LlamaGrammar | SchemaGrammar:
     """The same grammar, or if llama-cpp-python converted it from a schema, as its chat formats do with a tool's
     parameters, ours of that schema; of one that was not expected, without control characters in strings."""
+    if isinstance(grammar, SchemaGrammar):
+        return grammar
     loose = grammar._grammar
-    expected = _strict_of.get(loose.schema) if isinstance(loose, _Converted) else None
-    strict = expected or _LOOSE_CHARACTER.sub(lambda _: f"char ::= {CHARACTER}", loose)
+    if isinstance(loose, _Converted) and loose.schema in _strict_of:
+        return _strict_of[loose.schema]
+    strict = _LOOSE_CHARACTER.sub(lambda _: f"char ::= {_CHARACTER}", loose)
     return grammar if strict == loose else LlamaGrammar.from_string(strict, verbose=False)

@@ -10,7 +10,10 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from llama_cpp.llama_grammar import LlamaGrammar
+
 from pyfly_cpp.grammar.readers import GrammarReaders
+from pyfly_cpp.grammar.schemas import SchemaGrammar
 from pyfly_cpp.serve.api_errors import ApiError, bad_request
 
 _N_KEPT = 64
@@ -32,6 +35,14 @@ class Constraint(NamedTuple):
     """Whether it may follow a schema several times."""
     loose: tuple[str, ...] = ()
     """The keywords of its schemas that a good grammar does not enforce."""
+    is_of_schema: bool = False
+    """Whether a good grammar is that of a schema."""
+
+    def for_sampler(self) -> LlamaGrammar | SchemaGrammar:
+        """A grammar that was tried, for a sampler."""
+        if self.is_of_schema:
+            return SchemaGrammar(self.text)
+        return LlamaGrammar.from_string(self.text, verbose=False)
 
     def or_else(self, other: Constraint) -> Constraint:
         """What follows either, both of schemas."""
@@ -95,7 +106,8 @@ class Grammars:
                 raise ApiError(429, what, param=constraint.param, code="queue_full", headers={"Retry-After": "5"})
             error = answer.get("error")
             if error is None:
-                good = Constraint("good", answer["grammar"], constraint.param, loose=tuple(answer["loose"]))
+                loose, is_of_schema = tuple(answer["loose"]), constraint.kind == "schema"
+                good = Constraint("good", answer["grammar"], constraint.param, loose=loose, is_of_schema=is_of_schema)
         if good is None:
             assert error is not None
             _keep(self._refused, digest, error, _N_REFUSED)

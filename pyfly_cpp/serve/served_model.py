@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import llama_cpp
-from llama_cpp import LlamaGrammar, llama_chat_format
+from llama_cpp import llama_chat_format
 from llama_cpp.llama import LogitsProcessorList
 
 from pyfly_cpp.decoding import Decoding
@@ -251,7 +251,7 @@ class Model:
         llm = self._llm
         sampling = dict(wanted.sampling)
         if wanted.grammar is not None:
-            sampling["grammar"] = LlamaGrammar.from_string(wanted.grammar.text, verbose=False)
+            sampling["grammar"] = wanted.grammar.for_sampler()
         processors = [bias_processor(wanted.logit_bias)] if wanted.logit_bias else []
         processors += [wanted.new_processor()] if wanted.new_processor else []
         request = llm.new_request(

@@ -93,15 +93,12 @@ class Tools:
 
     def constraint(self, are_many: bool) -> Constraint:
         """What calls follow; `are_many`: whether there may be several."""
-        before, behind = (f"{OPEN}\n", f"\n{CLOSE}") if self.has_markers else ("", "")
+        around = (f"{OPEN}\n", f"\n{CLOSE}") if self.has_markers else ("", "")
         framed = [
-            Framed(
-                function.get("parameters") or {"type": "object", "properties": {}},
-                f'{before}{{"name": {as_json(name)}, "{self._key}": ', f"}}{behind}", name,
-            )
+            Framed(function.get("parameters") or {"type": "object", "properties": {}}, *around, name, (name, self._key))
             for name, function in self.functions.items()
             if self.name is None or name == self.name
-        ]  # fmt: skip
+        ]
         return Constraint("schema", json.dumps(framed), "tools", are_many)
 
     def may_begin(self, text: str) -> bool:

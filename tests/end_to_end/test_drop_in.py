@@ -219,8 +219,7 @@ def chat_json_schema(llm):
     answer = llm.create_chat_completion(
         messages=MESSAGES, max_tokens=80, temperature=0, response_format={"type": "json_object", "schema": schema}
     )
-    assert set(json.loads(answer["choices"][0]["message"]["content"])) == {"name", "apples"}
-    return answer
+    return list(json.loads(answer["choices"][0]["message"]["content"]))  # blanks, and so values, may differ
 
 
 @case()
@@ -231,10 +230,8 @@ def chat_tools(llm):
     answer = llm.create_chat_completion(
         messages=MESSAGES, tools=[tool], tool_choice=choice, max_tokens=40, temperature=0
     )
-    message = answer["choices"][0]["message"]
-    for call in message["tool_calls"]:
-        call["id"] = ""
-    return message
+    (call,) = answer["choices"][0]["message"]["tool_calls"]
+    return {"name": call["function"]["name"], **json.loads(call["function"]["arguments"])}
 
 
 @case("chat_logprobs_streaming", base={"logits_all": True})

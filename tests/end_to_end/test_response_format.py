@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 
+import llama_cpp
 import pytest
 from llama_cpp import LlamaGrammar
 
-from pyfly_cpp import FlyBatch, FlyLlama
+from pyfly_cpp import DraftModel, FlyBatch, FlyLlama, PromptLookup
+from pyfly_cpp.grammar.guides import Guide
 from pyfly_cpp.llama.strict_grammars import with_strict_strings
 
+F32 = llama_cpp.GGML_TYPE_F32
 OPTIONS = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
 MESSAGES = [{"role": "user", "content": "How many apples has Tom?"}]
 SCHEMA = {"type": "object", "properties": {"n": {"enum": [3, 4, 7]}}, "required": ["n"]}
@@ -39,6 +42,49 @@ def test_a_schema_is_followed(llm, form):
     pieces = llm.create_chat_completion(MESSAGES, response_format=form, max_tokens=40, stream=True)
     text = "".join(piece["choices"][0]["delta"].get("content") or "" for piece in pieces)
     assert json.loads(text).keys() == {"n"}
+
+
+PEOPLE = {
+    "type": "array", "minItems": 2, "maxItems": 3,
+    "items": {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "maximum": 99}},
+        "required": ["name", "age"],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("temperature", [0, 0.8])
+def test_drafts_change_no_token_of_an_answer_with_a_schema(tiny_target_f32, tiny_draft, temperature):
+    form = {"type": "json_schema", "schema": PEOPLE}
+    options = {**OPTIONS, "n_ctx": 512, "type_k": F32, "type_v": F32}
+    answers, drafted = [], 0
+    for drafter in (None, PromptLookup(num_pred_tokens=6), DraftModel(tiny_draft, draft_max=5)):
+        with FlyLlama(tiny_target_f32, drafter=drafter, adaptive=False, **options) as llm:
+            given = {"response_format": form, "temperature": temperature, "max_tokens": 150}
+            answers.append([content(llm.create_chat_completion(MESSAGES, seed=seed, **given)) for seed in range(3)])
+            drafted += llm.stats.matched
+    assert answers[0] == answers[1] == answers[2] and drafted > 20
+
+
+@pytest.mark.parametrize("failure", [ValueError("too large"), KeyboardInterrupt()])
+def test_what_a_guide_raises_ends_the_answer_alone(llm, monkeypatch, failure):
+    fill, n_left = Guide.fill, 5
+
+    def failing(self, tokens, bits):
+        nonlocal n_left
+        n_left -= 1
+        if n_left < 0:
+            raise failure
+        fill(self, tokens, bits)
+
+    monkeypatch.setattr(Guide, "fill", failing)
+    with pytest.raises(type(failure)):
+        llm.create_chat_completion(MESSAGES, response_format=FORMS[0], max_tokens=40)
+    assert n_left < 0
+    monkeypatch.undo()
+    answer = llm.create_chat_completion(MESSAGES, response_format=FORMS[0], max_tokens=40)
+    assert json.loads(content(answer)).keys() == {"n"}
 
 
 @pytest.mark.parametrize(
@@ -152,10 +198,10 @@ def test_other_formats_stay(llm):
         ({"type": "xml"}, "response_format must be"),
         ({"type": "json_schema"}, "the type json_schema and no schema"),
         ({"type": "json_schema", "json_schema": {"name": "x"}}, "the type json_schema and no schema"),
-        ({"type": "json_schema", "schema": {"type": "nothing"}}, "is not a JSON schema: .*nothing"),
+        ({"type": "json_schema", "schema": {"type": "nothing"}}, "cannot be followed .*nothing"),
         ({"type": "json_schema", "schema": {1, 2}}, "is not JSON"),
         ({"type": "json_schema", "schema": {"const": float("nan")}}, "is not valid JSON: NaN"),
-        ({"type": "json_object", "schema": {"type": "nothing"}}, "is not a JSON schema: .*nothing"),
+        ({"type": "json_object", "schema": {"type": "nothing"}}, "cannot be followed .*nothing"),
     ],
     ids=str,
 )
