@@ -17,8 +17,8 @@ from pyfly_cpp.machine.threads import physical_cores
 from pyfly_cpp.measure.report import markdown_row
 
 
-def print_machine() -> None:
-    """What the numbers below depend on."""
+def print_machine() -> dict[str, Any]:
+    """What the numbers below depend on, for `record` as well."""
     machine = describe_machine()
     print(
         f"machine: {machine['cpu']}, {machine['physical_cores']} physical cores, {platform.system()}; load before the "
@@ -28,6 +28,7 @@ def print_machine() -> None:
     )
     if (why := disturbance(machine)) is not None:
         print(f"NOT IDLE: {why} The speeds below are not to be believed.")
+    return machine
 
 
 def model_parser(about: str | None, n: int) -> argparse.ArgumentParser:
@@ -44,10 +45,10 @@ def llama_options(given: argparse.Namespace) -> dict[str, Any]:
     return {"n_threads": given.threads, "n_threads_batch": given.threads, "verbose": False}
 
 
-def record(path: str, measured: Any) -> None:
-    """Writes what was measured, with the command and the machine, as compressed JSON."""
+def record(path: str, machine: dict[str, Any], measured: Any) -> None:
+    """Writes what was measured, with the command and the machine as it was before, as compressed JSON."""
     command = " ".join(Path(word).name if "/" in word else word for word in sys.argv)
-    text = json.dumps({"command": command, "machine": describe_machine(), "measured": measured}, indent=1)
+    text = json.dumps({"command": command, "machine": machine, "measured": measured}, indent=1)
     Path(path).write_bytes(gzip.compress(text.encode(), mtime=0))
 
 

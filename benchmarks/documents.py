@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--sides", default="llama.cpp,flash,plain,auto", help=f"of {', '.join(NAMES)}")
     parser.add_argument("--record", metavar="FILE", help="where every time is written, as compressed JSON")
     given = parser.parse_args()
-    print_machine()
+    machine = print_machine()
     pages = "\n\n".join(page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("*.md")))
     answers: dict[str, list[Answered]] = {name: [] for name in given.sides.split(",")}
     with ExitStack() as stack:
@@ -58,7 +58,7 @@ def main() -> None:
     head = ["side", "first token, s", f"{base} / it", "in all, s", f"{base} / it", "then tokens/s", f"of {base}'s"]
     print(markdown(head, rows))
     if given.record:
-        record(given.record, answers)
+        record(given.record, machine, answers)
 
 
 if __name__ == "__main__":

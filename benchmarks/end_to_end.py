@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--per-kind", type=int, default=2)
     parser.add_argument("--record", metavar="FILE", help="where every time is written, as compressed JSON")
     given = parser.parse_args()
-    print_machine()
+    machine = print_machine()
     kinds: dict[str, list[str]] = defaultdict(list)
     for prompt in read_prompts():
         if len(kinds[prompt.category]) < given.per_kind:
@@ -57,7 +57,7 @@ def main() -> None:
     print()
     print(markdown(["side", *kinds, "mean", "least", "answers that differ from plain"], rows))
     if given.record:
-        record(given.record, answers)
+        record(given.record, machine, answers)
 
 
 if __name__ == "__main__":

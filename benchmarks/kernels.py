@@ -236,7 +236,7 @@ def main() -> None:
     parser.add_argument("--record", metavar="FILE", help="where every time is written, as compressed JSON")
     parser.add_argument("--gpu-layers", type=int, default=0, metavar="N", help="layers on the GPU, -1: all")
     given = parser.parse_args()
-    print_machine()
+    machine = print_machine()
     print(f"kernels: {kernels.verdict().reason}; {given.threads} threads, {given.repeats} repeats")
     if given.attention:
         return print_attention(given.attention, given.threads, given.repeats)
@@ -255,7 +255,7 @@ def main() -> None:
             for side in sides:
                 side.llm.close()
     if given.record:
-        record(given.record, measured)
+        record(given.record, machine, measured)
 
 
 if __name__ == "__main__":
