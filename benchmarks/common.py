@@ -45,8 +45,16 @@ def llama_options(given: argparse.Namespace) -> dict[str, Any]:
     return {"n_threads": given.threads, "n_threads_batch": given.threads, "verbose": False}
 
 
-def record(path: str, machine: dict[str, Any], measured: Any) -> None:
-    """Writes what was measured, with the command and the machine as it was before, as compressed JSON."""
+def add_record(parser: argparse.ArgumentParser) -> None:
+    """The option for `record`."""
+    parser.add_argument("--record", metavar="FILE", help="where all that was measured is written, as compressed JSON")
+
+
+def record(path: str | None, machine: dict[str, Any], measured: Any) -> None:
+    """Writes what was measured, with the command and the machine as it was before, as compressed JSON; without a path
+    nothing."""
+    if path is None:
+        return
     command = " ".join(Path(word).name if "/" in word else word for word in sys.argv)
     text = json.dumps({"command": command, "machine": machine, "measured": measured}, indent=1)
     Path(path).write_bytes(gzip.compress(text.encode(), mtime=0))

@@ -14,8 +14,9 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
-from common import markdown, model_parser, print_machine, record, spread
-from sides import NAMES, STOCK, Answered, Side, middle, ratio
+from common import add_record, markdown, model_parser, print_machine, record, spread
+from side import OURS, STOCK
+from sides import Answered, Side, middle, ratio
 
 from pyfly_cpp.machine.cache_types import CACHE_WORDS
 
@@ -30,8 +31,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=16000, help="of the question (default 16000)")
     parser.add_argument("--cache", default="f16", choices=sorted(CACHE_WORDS))
     parser.add_argument("--turns", type=int, default=2)
-    parser.add_argument("--sides", default="llama.cpp,flash,plain,auto", help=f"of {', '.join(NAMES)}")
-    parser.add_argument("--record", metavar="FILE", help="where every time is written, as compressed JSON")
+    parser.add_argument("--sides", default="llama.cpp,flash,plain,auto", help=f"of {', '.join((*STOCK, *OURS))}")
+    add_record(parser)
     given = parser.parse_args()
     machine = print_machine()
     pages = "\n\n".join(page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("*.md")))
@@ -57,8 +58,7 @@ def main() -> None:
     print(f"\n{len(prompt)} tokens, {given.cache} cache; answers of {n_written} tokens\n")
     head = ["side", "first token, s", f"{base} / it", "in all, s", f"{base} / it", "then tokens/s", f"of {base}'s"]
     print(markdown(head, rows))
-    if given.record:
-        record(given.record, machine, answers)
+    record(given.record, machine, answers)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from collections import defaultdict
 from contextlib import ExitStack
 from statistics import geometric_mean
 
-from common import markdown, model_parser, print_machine, record
+from common import add_record, markdown, model_parser, print_machine, record
 from sides import Answered, Side, middle, ratio
 
 from pyfly_cpp.machine.prompt_sets import read_prompts
@@ -26,7 +26,7 @@ NAMES = ("llama.cpp", "plain", "lookup", "auto")
 def main() -> None:
     parser = model_parser(__doc__, n=96)
     parser.add_argument("--per-kind", type=int, default=2)
-    parser.add_argument("--record", metavar="FILE", help="where every time is written, as compressed JSON")
+    add_record(parser)
     given = parser.parse_args()
     machine = print_machine()
     kinds: dict[str, list[str]] = defaultdict(list)
@@ -56,8 +56,7 @@ def main() -> None:
         rows.append([name, *of_all, str(differing[name])])
     print()
     print(markdown(["side", *kinds, "mean", "least", "answers that differ from plain"], rows))
-    if given.record:
-        record(given.record, machine, answers)
+    record(given.record, machine, answers)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ from typing import Any
 
 import llama_cpp
 import numpy as np
-from common import markdown, print_machine, record, spread
+from common import add_record, markdown, print_machine, record, spread
 
 from pyfly_cpp import FlyLlama, _native
 from pyfly_cpp.machine import kernels
@@ -233,7 +233,7 @@ def main() -> None:
     parser.add_argument("--cache", default="f16", choices=sorted(CACHE_WORDS))
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int, default=physical_cores())
-    parser.add_argument("--record", metavar="FILE", help="where every time is written, as compressed JSON")
+    add_record(parser)
     parser.add_argument("--gpu-layers", type=int, default=0, metavar="N", help="layers on the GPU, -1: all")
     given = parser.parse_args()
     machine = print_machine()
@@ -254,8 +254,7 @@ def main() -> None:
                     measured.append(compare(sides, tokens, name, given, n_before, speeds))
             for side in sides:
                 side.llm.close()
-    if given.record:
-        record(given.record, machine, measured)
+    record(given.record, machine, measured)
 
 
 if __name__ == "__main__":

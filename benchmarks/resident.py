@@ -1,6 +1,6 @@
 """Resident memory of one process over many requests, and over many contexts that are opened and closed.
 
-    python benchmarks/resident.py TARGET DRAFT [--requests 1000] [--contexts 50] [-o record.json.gz]
+    python benchmarks/resident.py TARGET DRAFT [--requests 1000] [--contexts 50] [--record FILE.json.gz]
 
 Half of the requests are those of a FlyLlama, half of a FlyBatch with four slots; both draft with prompt lookup and the
 draft model. They are of ten kinds in turn: greedy, sampled, with a JSON schema, with a grammar, with log-probabilities,
@@ -15,15 +15,12 @@ import argparse
 import contextlib
 import ctypes
 import gc
-import gzip
-import json
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import markdown
+from common import add_record, markdown, print_machine, record
 
 from pyfly_cpp import DraftModel, FlyBatch, FlyLlama, PromptLookup
 from pyfly_cpp.machine.conditions import resident_mib
@@ -128,7 +125,7 @@ def opened(target: str, draft: str) -> Iterator[None]:
         yield
 
 
-def measured(steps: Iterator[None], n: int) -> dict[str, Any]:
+def readings(steps: Iterator[None], n: int) -> dict[str, Any]:
     """What n steps leave behind.
 
     Returns:
@@ -148,15 +145,15 @@ def measured(steps: Iterator[None], n: int) -> dict[str, Any]:
     return {"n": n, "mib": places, "kb_each": round(1024 * slope, 2)}
 
 
-def record_of(target: str, draft: str, n_requests: int, n_contexts: int) -> dict[str, Any]:
+def all_of(target: str, draft: str, n_requests: int, n_contexts: int) -> dict[str, Any]:
     """All three measurements."""
-    record = {}
+    found = {}
     with FlyLlama(target, n_ctx=512, drafter=drafters(draft), **OPTIONS) as llm:
-        record["requests of a FlyLlama"] = measured(asked(llm, random.Random(0)), n_requests // 2)
+        found["requests of a FlyLlama"] = readings(asked(llm, random.Random(0)), n_requests // 2)
     with FlyBatch(target, 4, n_ctx=512, drafter=drafters(draft), **OPTIONS) as batch:
-        record["requests of a FlyBatch"] = measured(submitted(batch, random.Random(0)), n_requests // 2)
-    record["contexts"] = measured(opened(target, draft), n_contexts)
-    return record
+        found["requests of a FlyBatch"] = readings(submitted(batch, random.Random(0)), n_requests // 2)
+    found["contexts"] = readings(opened(target, draft), n_contexts)
+    return found
 
 
 def main() -> None:
@@ -165,18 +162,17 @@ def main() -> None:
     parser.add_argument("draft")
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--contexts", type=int, default=50)
-    parser.add_argument("-o", "--output", type=Path, help="a .json.gz file with all readings")
+    add_record(parser)
     given = parser.parse_args()
-    record = record_of(given.target, given.draft, given.requests, given.contexts)
+    machine = print_machine()
+    measured = all_of(given.target, given.draft, given.requests, given.contexts)
     rows = []
-    for what, found in record.items():
+    for what, found in measured.items():
         n, mib = found["n"], [m for _, m in found["mib"]]
         ends = [f"{mib[i]:.1f}" for i in (0, len(mib) // 4, -1)]
         rows.append([what, str(n), *ends, f"{found['kb_each']:.1f}"])
     print(markdown(["", "n", "MiB before", "after a quarter", "after all", "KB each, last three quarters"], rows))
-    if given.output is not None:
-        with gzip.open(given.output, "wt", encoding="utf-8") as file:
-            json.dump(record, file)
+    record(given.record, machine, measured)
 
 
 if __name__ == "__main__":

@@ -14,15 +14,20 @@ from typing import Any
 
 import llama_cpp
 
+STOCK = {"llama.cpp": False, "flash": True}
+"""Plain `llama_cpp.Llama`, and whether with flash attention."""
+OURS = ("plain", "lookup", "auto")
+"""FlyLlama without drafts, with prompt lookup, and as it ships; exact and governed."""
+
 
 def load(name: str, options: dict[str, Any]) -> Any:
     """The model as a side has it."""
-    if name in ("llama.cpp", "flash"):
-        return llama_cpp.Llama(flash_attn=name == "flash", **options)
+    if name in STOCK:
+        return llama_cpp.Llama(flash_attn=STOCK[name], **options)
     from pyfly_cpp import FlyLlama, PromptLookup
 
-    drafters: dict[str, Any] = {"plain": None, "lookup": PromptLookup(), "auto": "auto"}
-    return FlyLlama(drafter=drafters[name], **options)
+    drafter = dict(zip(OURS, (None, PromptLookup(), "auto")))[name]
+    return FlyLlama(drafter=drafter, **options)
 
 
 def prompt(llm: Any, question: str, most: int | None) -> list[int]:

@@ -10,20 +10,14 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+import side
 from common import llama_options
 from typing_extensions import Self
 
 from pyfly_cpp.machine.cache_types import CACHE_WORDS
-
-PROGRAM = Path(__file__).with_name("side.py")
-STOCK = ("llama.cpp", "flash")
-"""Plain `llama_cpp.Llama`, without and with flash attention."""
-NAMES = (*STOCK, "plain", "lookup", "auto")
-"""`plain` is FlyLlama without drafts, `lookup` with prompt lookup, `auto` as it ships; exact and governed."""
 
 
 class Answered(NamedTuple):
@@ -41,12 +35,12 @@ class Answered(NamedTuple):
 
 
 class Side:
-    """One of NAMES, as a process."""
+    """One of side.STOCK and side.OURS, as a process."""
 
     def __init__(self, name: str, given: argparse.Namespace, n_ctx: int, cache: str = "f16") -> None:
         self.name = name
         self._process = subprocess.Popen(
-            [sys.executable, str(PROGRAM), name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, side.__file__, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         kind = CACHE_WORDS[cache]
         self._ask({"model_path": given.model, "n_ctx": n_ctx, "type_k": kind, "type_v": kind, **llama_options(given)})

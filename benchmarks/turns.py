@@ -1,6 +1,6 @@
 """How many tokens a model reads for each turn of a session, and how many of them it has not read before.
 
-    python benchmarks/turns.py attention.gguf hybrid.gguf [-o record.json.gz]
+    python benchmarks/turns.py attention.gguf hybrid.gguf [--record FILE.json.gz]
 
 Counts, not times: they are the same on every machine. Greedy answers of 24 tokens, in six sessions:
 
@@ -18,7 +18,6 @@ What a turn needs is what stands behind the longest beginning that it has in com
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import os
 import sys
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from common import markdown
+from common import add_record, markdown, print_machine, record
 from serving import free_port, running
 
 from pyfly_cpp import FlyBatch, FlyLlama
@@ -216,9 +215,10 @@ def served(model: str, n_slots: int) -> list[list[int]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", type=Path)
-    parser.add_argument("-o", "--output", type=Path, help="a .json.gz file with all counts")
+    add_record(parser)
     given = parser.parse_args()
-    record: dict[str, dict[str, list[list[int]]]] = {}
+    machine = print_machine()
+    counted: dict[str, dict[str, list[list[int]]]] = {}
     alone: list[Callable[[FlyLlama], list[list[int]]]] = [chat, agent, beginning, middle]
     for model in map(os.fspath, given.models):
         found = {}
@@ -228,7 +228,7 @@ def main() -> None:
         found["alike"] = alike(model)
         for n_slots in (2, 4):
             found[f"served, {n_slots} slots"] = served(model, n_slots)
-        record[Path(model).stem] = found
+        counted[Path(model).stem] = found
     rows = [
         [
             name,
@@ -236,13 +236,11 @@ def main() -> None:
             *(str(sum(turn[i] for turn in turns)) for i in range(3)),
             " ".join(f"{n}/{m}" for _, n, m in turns),
         ]
-        for name, found in record.items()
+        for name, found in counted.items()
         for session, turns in found.items()
     ]
     print(markdown(["model", "session", "prompts", "read", "needed", "read/needed, by turn"], rows))
-    if given.output is not None:
-        with gzip.open(given.output, "wt", encoding="utf-8") as file:
-            json.dump(record, file)
+    record(given.record, machine, counted)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "resident.py"
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_stays_flat(tiny_target, tiny_draft, tmp_path):
     record = tmp_path / "record.json.gz"
-    subprocess.run([sys.executable, str(SCRIPT), tiny_target, tiny_draft, "-o", str(record)], check=True)
+    subprocess.run([sys.executable, str(SCRIPT), tiny_target, tiny_draft, "--record", str(record)], check=True)
     with gzip.open(record, "rt") as file:
-        alone, batch, contexts = (found["kb_each"] for found in json.load(file).values())
+        alone, batch, contexts = (found["kb_each"] for found in json.load(file)["measured"].values())
     assert alone < 5 and batch < 5, "KB for each request"
     assert contexts < 200, "KB for each context; the smallest cache has 1,500"
