@@ -219,7 +219,11 @@ def chat_json_schema(llm):
     answer = llm.create_chat_completion(
         messages=MESSAGES, max_tokens=80, temperature=0, response_format={"type": "json_object", "schema": schema}
     )
-    return list(json.loads(answer["choices"][0]["message"]["content"]))  # blanks, and so values, may differ
+    (choice,) = answer["choices"]
+    found = json.loads(choice["message"].pop("content"))
+    assert set(found) == {"name", "apples"}
+    assert len(found["name"]) <= 12 and isinstance(found["apples"], int)
+    return list(found), choice  # blanks, and so values, may differ
 
 
 @case()
@@ -230,8 +234,12 @@ def chat_tools(llm):
     answer = llm.create_chat_completion(
         messages=MESSAGES, tools=[tool], tool_choice=choice, max_tokens=40, temperature=0
     )
-    (call,) = answer["choices"][0]["message"]["tool_calls"]
-    return {"name": call["function"]["name"], **json.loads(call["function"]["arguments"])}
+    message = answer["choices"][0]["message"]
+    (call,) = message["tool_calls"]
+    call["id"] = ""
+    for function in (call["function"], message["function_call"]):
+        function["arguments"] = json.loads(function["arguments"])  # blanks may differ
+    return message
 
 
 @case("chat_logprobs_streaming", base={"logits_all": True})
