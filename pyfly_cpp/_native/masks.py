@@ -12,7 +12,8 @@ from pyfly_cpp._native.boundary import TokenArray, check, void_pointer
 from pyfly_cpp._native.library import ffi, lib
 
 Fill = Callable[[TokenArray, npt.NDArray[np.uint32]], None]
-"""Sets the bits of the tokens that may follow some others: bit t % 32 of word t // 32 for token t."""
+"""Given tokens, int32 [n], sets the bits of those that may follow them, uint32 [(n_vocab + 31) // 32]: bit t % 32 of
+word t // 32 for token t."""
 
 
 class ChainMask:
@@ -23,7 +24,7 @@ class ChainMask:
 
     def __init__(self, chain: Any, n_vocab: int, fill: Fill) -> None:
         """Adds it to a llama_sampler chain as llama_cpp holds it (a ctypes pointer), before what truncates or
-        selects."""
+        selects. `fill` is called once for each row, by the thread that steps."""
         self._fill = fill
         self._failure: BaseException | None = None
         self._handle = ffi.new_handle(self)

@@ -60,8 +60,8 @@ class Guide:
         self._require_good()
 
     def fill(self, tokens: npt.NDArray[np.int32], bits: npt.NDArray[np.uint32]) -> None:
-        """Sets the bits [n_vocab] of the tokens that may follow some others, which may differ from those of the last
-        call: drafts are taken back. Raises ValueError: the grammar becomes too large there."""
+        """Sets the bits, [(n_vocab + 31) // 32], of the tokens that may follow some others, [n], which may differ from
+        those of the last call: drafts are taken back. Raises ValueError: the grammar becomes too large there."""
         if len(tokens) and tokens[-1] in self._ends:
             bits[:] = 0
             self._allow_ends(bits)
