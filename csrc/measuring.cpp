@@ -6,7 +6,6 @@
 
 #include "bounded_loop.h"
 #include "stop.h"
-#include "stopwatch.h"
 
 namespace pyfly {
 
@@ -25,7 +24,8 @@ constexpr int32_t draft_of_several = 4; // the same for several requests
 
 class Measuring {
   public:
-    explicit Measuring(Batch & batch) : batch_(batch), target_(batch.target()) {}
+    Measuring(Batch & batch, const std::function<int64_t()> & clock)
+        : batch_(batch), target_(batch.target()), clock_(clock) {}
 
     MeasuredCosts run() {
         forget();
@@ -60,11 +60,9 @@ class Measuring {
     // Microseconds >= 1.
     int64_t time(const std::function<void()> & run) {
         require_wanted();
-        int64_t us = 0;
-        {
-            const Stopwatch stopwatch(us);
-            run();
-        }
+        const int64_t begin = clock_();
+        run();
+        const int64_t us = clock_() - begin;
         us_so_far_ += us;
         return std::max<int64_t>(us, 1);
     }
@@ -278,6 +276,7 @@ class Measuring {
 
     Batch & batch_;
     Model & target_;
+    const std::function<int64_t()> & clock_;
     MeasuredCosts costs_;
     std::vector<std::vector<int32_t>> texts_; // that were evaluated last
     std::vector<Proposal> proposals_;         // that were made last
@@ -287,9 +286,9 @@ class Measuring {
 
 } // namespace
 
-MeasuredCosts measure(Batch & batch) {
+MeasuredCosts measure(Batch & batch, const std::function<int64_t()> & clock) {
     batch.require_idle();
-    Measuring measuring(batch);
+    Measuring measuring(batch, clock);
     try {
         MeasuredCosts costs = measuring.run();
         measuring.forget();

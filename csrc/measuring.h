@@ -1,7 +1,11 @@
 // What batches and drafts cost, measured before somebody waits for an answer. No llama.h.
 #pragma once
 
+#include <cstdint>
+#include <functional>
+
 #include "batch.h"
+#include "stopwatch.h"
 
 namespace pyfly {
 
@@ -11,8 +15,8 @@ namespace pyfly {
 // batch's cost is that of one in a row, and the price of a change of size is the median of all sizes. Whatever the
 // slots held is dropped; they are empty afterwards, also after an Error. Nothing is counted.
 //
-// Empty where the target cannot rewind. Throws Error(PYFLY_STATUS_INVALID) while a request runs, or what a model
-// throws.
-MeasuredCosts measure(Batch & batch);
+// clock: microseconds, never fewer than before. Empty where the target cannot rewind. Throws
+// Error(PYFLY_STATUS_INVALID) while a request runs, or what a model throws.
+MeasuredCosts measure(Batch & batch, const std::function<int64_t()> & clock = now_us);
 
 } // namespace pyfly
