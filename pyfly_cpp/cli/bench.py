@@ -27,7 +27,7 @@ from pyfly_cpp.cli.measuring import (
 from pyfly_cpp.cli.options import SAMPLING_OPTIONS
 from pyfly_cpp.cli.progress import progress_bar
 from pyfly_cpp.cli.terminal import note, write, write_sentences
-from pyfly_cpp.decoding import Decoding, as_in_chat, short_names, written
+from pyfly_cpp.decoding import AS_IN_CHAT, Decoding, short_names, written
 from pyfly_cpp.decoding.gates import Gate
 from pyfly_cpp.decoding.presets import Preset, save_preset
 from pyfly_cpp.errors import counted
@@ -118,7 +118,7 @@ def command(
     resume_if_interrupted(force)
     gates = swept or {}
     wanted = [*settings, *(str(Decoding(gate)) for gate in gates.values())]
-    chosen = choose_settings(models, wanted, without_plain, [as_in_chat(temperature)])
+    chosen = choose_settings(models, wanted, without_plain, [AS_IN_CHAT])
     path = Path(prompt_file) if prompt_file else BUILT_IN
     prompts = pick_prompts(read_prompts(path), limit)
     _require_choice(gates, threshold, least_agreement, preset_file, prompts)
@@ -143,11 +143,7 @@ def command(
             session.generator, prompts, chosen, max_tokens, repeats, progress, known, keep, sampling, counts
         )
     points = points_of(measured, gates.values()) if gates else []
-    found = (
-        _several(measured, counts, prompts)
-        if counts
-        else _alone(measured, memory, str(as_in_chat(temperature)), points)
-    )
+    found = _several(measured, counts, prompts) if counts else _alone(measured, memory, str(AS_IN_CHAT), points)
     title = f"Speed of {models.model.name}"
     starts = (journal.machines if journal else []) or [session.machine]
     facts = [

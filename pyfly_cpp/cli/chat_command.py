@@ -356,7 +356,7 @@ class ChatLoop:
             self._show_stats()
         elif name == "/gate":
             if rest:
-                self._decode_as(replace(self._options, gate=parse_gate(rest), is_free=False))
+                self._decode_as(replace(self._options, gate=parse_gate(rest)))
             self._show_gate()
         elif name == "/preset":
             self._take_preset(rest)
@@ -383,7 +383,7 @@ class ChatLoop:
         if not preset.leaves_drafter:
             raise ValueError(f"the preset {name} names a drafter; start with --preset {name}.")
         models = replace(self._options.models, preset=preset)
-        self._decode_as(replace(self._options, models=models, gate=None, window=None, is_free=False))
+        self._decode_as(replace(self._options, models=models, gate=None, window=None))
         self._show_gate()
 
     def _draft_with(self, word: str) -> None:

@@ -17,7 +17,7 @@ from pyfly_cpp.cli.headings import Declared, acceptance, declares, drafting, num
 from pyfly_cpp.cli.kinds import GATE, SEED, SIZE, WINDOW, Int, Length, Real
 from pyfly_cpp.cli.loading import MEMORY_OPTIONS, Models, model_options
 from pyfly_cpp.decoding import Decoding
-from pyfly_cpp.decoding.gates import Gate, Stochastic, examples
+from pyfly_cpp.decoding.gates import Gate, examples
 from pyfly_cpp.decoding.resolve import Resolved
 
 T = TypeVar("T")
@@ -75,8 +75,6 @@ class Options:
     """Arguments of `create_completion`; without a seed each answer gets its own."""
     given: frozenset[str] = frozenset()
     """Which of these somebody asked for."""
-    is_free: bool = False
-    """In a chat: nobody has said how to verify, so that follows temperature and seed."""
 
     @property
     def decoding(self) -> Decoding:
@@ -111,21 +109,13 @@ class Options:
         return {**self.sampling, "seed": seed}
 
     def for_chat(self, metadata: Mapping[str, str]) -> Options:
-        """These for talking: sampled as the model's metadata recommends, or else at 0.7, except for what was set. If
-        nobody asked how to verify, nor for a seed, drafts are also sampled, which accepts more of them and changes no
-        probability. With a seed, the answer must not depend on what is drafted."""
+        """These for talking: sampled as the model's metadata recommends, or else at 0.7, except for what was set."""
         wanted: dict[str, Any] = {"temperature": _CHAT_TEMPERATURE}
         for name, key in _RECOMMENDED.items():
             with contextlib.suppress(KeyError, ValueError):
                 wanted[name] = _read(name, metadata[f"general.sampling.{key}"])
         sampling = {**self.sampling, **{name: wanted[name] for name in wanted if name not in self.given}}
-        is_free = self.gate is None and self.window is None and self.models.preset is None
-        return replace(self, sampling=sampling, is_free=is_free)._verified()
-
-    def _verified(self) -> Options:
-        """These with the gate for their temperature and seed, if nobody has set one."""
-        is_sampled = self.sampling["temperature"] > 0 and self.sampling["seed"] is None
-        return replace(self, gate=Stochastic() if is_sampled else None) if self.is_free else self
+        return replace(self, sampling=sampling)
 
     # ---- What a conversation keeps of them ---------------------------------------------------------------------------
 
@@ -134,16 +124,15 @@ class Options:
         decoding = self.decoding
         words = [str(part) for part in (self.models.setting().window, self.window) if part is not None]
         window = None if decoding.window is None else " ".join(words)
-        return {"gate": str(decoding.gate), "window": window, "is_free": self.is_free, **self.sampling}
+        return {"gate": str(decoding.gate), "window": window, **self.sampling}
 
     def restored(self, path: Path, settings: Mapping[str, Any]) -> Options:
         """These with what `saved` has kept in the file `path`. Raises ValueError: a value is none of its option."""
         known = {name: settings[name] for name in _KINDS if name in settings}
         try:
-            options = self._with({name: _read(name, value) for name, value in known.items()})
+            return self._with({name: _read(name, value) for name, value in known.items()})
         except ValueError as error:
             raise ValueError(f"{str(path)!r} has a wrong setting: {error} Nothing was loaded.") from None
-        return replace(options, is_free=self.is_free and settings.get("is_free") is True)
 
     def changed(self, text: str) -> tuple[Options, str]:
         """These after `/set NAME VALUE`, and the new setting for people; all of them if the text is empty.
@@ -159,7 +148,7 @@ class Options:
             names = ", ".join(_SAMPLING).replace("_", "-")
             raise ValueError(f"there is no setting {name!r} to change here. The settings are {names}.")
         said = {name: _read(name, None if value == "none" else value)} if value else {}
-        options = self._with(said)._verified() if said else self
+        options = self._with(said) if said else self
         return options, options._shown(name)
 
     def _shown(self, name: str) -> str:
@@ -205,9 +194,9 @@ SAMPLING_OPTIONS = [
 
 _OPTIONS: list[Declared] = [
     click.option("--gate", type=GATE,
-                 help=f"{examples(combined=False)}. exact: same answer as without drafts. stochastic: "
-                 "same probabilities. All others can change answers. With a guard: "
-                 "all(margin:0.3,exact-first:8).  [default: the preset's, or exact; in chat stochastic]"),
+                 help=f"{examples(combined=False)}. exact: same answer as without drafts, also with a "
+                 "temperature. stochastic: same probabilities. All others can change answers. With a guard: "
+                 "all(margin:0.3,exact-first:8).  [default: the preset's, or exact]"),
     *map(_sampling_option, _SAMPLING),
     drafting("--adaptive/--no-adaptive", default=None,
              help="Draft only when that is faster, as measured on the way. Off: always draft the full length.  "

@@ -24,7 +24,7 @@ from pyfly_cpp.decoding.data import drafter_as_data, drafter_of_data, require_fi
 from pyfly_cpp.decoding.drafters import DRAFTERS, Drafter, OwnDrafter, require_word
 from pyfly_cpp.decoding.drafters import WORDS as DRAFTER_WORDS
 from pyfly_cpp.decoding.drafters.drafter import field_names
-from pyfly_cpp.decoding.gates import Exact, Gate, Stochastic, examples, parse_gate, require_gate, require_window_for
+from pyfly_cpp.decoding.gates import Exact, Gate, examples, parse_gate, require_gate, require_window_for
 from pyfly_cpp.decoding.windows import Window, require_window
 from pyfly_cpp.errors import did_you_mean
 
@@ -187,6 +187,8 @@ _ADAPTIVE = {"adaptive": True, "no-adaptive": False}
 
 PLAIN = Decoding(drafter="none")
 EXACT = Decoding()
+AS_IN_CHAT = Decoding(adaptive=True)
+"""How `chat` decodes by default, at any temperature: exactly, under the governor."""
 
 
 def _read_words(gate: Gate, words: Iterable[str]) -> Decoding:
@@ -206,11 +208,6 @@ def _read_words(gate: Gate, words: Iterable[str]) -> Decoding:
     if said.get("draft_max") == 0:
         raise ValueError("k=0 drafts nothing; write plain.")
     return Decoding(**said)
-
-
-def as_in_chat(temperature: float = 0.0) -> Decoding:
-    """How `chat` decodes by default: losslessly, under the governor."""
-    return Decoding(Stochastic() if temperature > 0 else Exact(), adaptive=True)
 
 
 def parse_settings(texts: list[str] | tuple[str, ...], first: tuple[Decoding, ...] = (PLAIN, EXACT)) -> list[Decoding]:

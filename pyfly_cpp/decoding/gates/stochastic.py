@@ -10,7 +10,8 @@ from pyfly_cpp.decoding.gates.gate import GateNode
 
 @dataclass(frozen=True)
 class Stochastic(AtOnce):
-    """Speculative sampling. Lossless at any temperature, and accepts more than `Exact()` if it is above 0.
+    """Speculative sampling. Lossless at any temperature, as `Exact()` is, but the answer of a seed depends on the
+    drafts. It accepted about as many of them (docs/answers.md).
 
     A draft x is drawn from the drafter's distribution q and accepted with probability min(1, p(x) / q(x)), p being the
     target's distribution after the whole sampler chain (processors, biases, penalties, grammar, truncation,
