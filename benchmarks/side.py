@@ -1,7 +1,7 @@
 """One side of `sides.py`: `python side.py NAME`, lines of JSON in and out.
 
 The first line has the arguments of `llama_cpp.Llama`. Each other is a question, answered by the tokens of a chat, or a
-prompt, answered greedily: its tokens, seconds to the first, and in all. Plain llama-cpp-python imports nothing of ours.
+prompt, answered: its tokens, seconds to the first, and in all. Plain llama-cpp-python imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ def prompt(llm: Any, question: str, most: int | None) -> list[int]:
     return list(render_chat(llm, [{"role": "user", "content": question}]).tokens)
 
 
-def answer(llm: Any, prompt: list[int], n: int) -> tuple[list[int], float, float]:
-    """Up to n tokens."""
+def answer(llm: Any, prompt: list[int], n: int, temperature: float, seed: int) -> tuple[list[int], float, float]:
+    """Up to n tokens. At a temperature above 0 they are truncated as `Llama.generate` does by default."""
     llm.reset()
+    llm.set_seed(seed)
     ends = {llm.token_eos(), llama_cpp.llama_vocab_eot(llm._model.vocab)}
     begin = time.perf_counter()
-    tokens = iter(llm.generate(prompt, temp=0.0))
+    tokens = iter(llm.generate(prompt, temp=temperature))
     out = [next(tokens)]
     first = time.perf_counter() - begin
     out += itertools.takewhile(lambda token: token not in ends, itertools.islice(tokens, n - 1))

@@ -21,7 +21,7 @@ from pyfly_cpp.machine.cache_types import CACHE_WORDS
 
 
 class Answered(NamedTuple):
-    """A greedy answer."""
+    """An answer."""
 
     tokens: list[int]
     first: float
@@ -49,9 +49,9 @@ class Side:
         """A question as the tokens of a chat, the question cut to its last `most` tokens. Not of a stock side."""
         return list(self._ask({"question": question, "most": most}))
 
-    def answer(self, prompt: Sequence[int], n: int) -> Answered:
+    def answer(self, prompt: Sequence[int], n: int, temperature: float = 0.0, seed: int = 0) -> Answered:
         """Up to n tokens."""
-        return Answered(*self._ask({"prompt": list(prompt), "n": n}))
+        return Answered(*self._ask({"prompt": list(prompt), "n": n, "temperature": temperature, "seed": seed}))
 
     def close(self) -> None:
         self._process.communicate()
