@@ -13,9 +13,10 @@ namespace pyfly {
 
 namespace {
 
-// Whether what is drafted can change the answer: it can where drafts are drawn, even without loss.
-bool is_changed_by_drafts(const GateExpression & gate) {
-    return !gate.is_exact() || gate.draws();
+// Whether the request must not draft from earlier answers: drafts can change its own (where they are drawn, even
+// without loss), and nobody has said that earlier ones may.
+bool is_independent(const RequestConfig & config) {
+    return (!config.gate.is_exact() || config.gate.draws()) && config.follows_answers == 0;
 }
 
 } // namespace
@@ -235,7 +236,7 @@ std::vector<Candidate> Drafting::offer(Turns & turns) {
                                     gate.needs_draft_rows(),
                                     {},
                                     {},
-                                    is_changed_by_drafts(gate),
+                                    is_independent(sequence.config()),
                                     sequence.config().owner});
             }
         }
@@ -334,7 +335,7 @@ void Drafting::ask_chosen(size_t drafter, Turns & turns, const std::vector<Choic
         const GateExpression & gate = t.sequence.config().gate;
         requests.push_back({t.slot(), &t.sequence.transcript().history(), choices[i].k, &d.proposal,
                             gate.needs_draft_rows(), t.sequence.draw_draft(),
-                            policy_->stop(choices[i].drafter, choices[i].k), is_changed_by_drafts(gate),
+                            policy_->stop(choices[i].drafter, choices[i].k), is_independent(t.sequence.config()),
                             t.sequence.config().owner});
     }
     int64_t us = 0;

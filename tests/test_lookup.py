@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 
 import llama_cpp
 import numpy as np
@@ -38,11 +39,11 @@ def batch_of(n_slots, memory=1000, **settings):
             yield batch, drafter
 
 
-def answer(batch, slot, prompt, gate=None, owner=0):
+def answer(batch, slot, prompt, gate=None, **settings):
     """(the answer, in how many steps) of one request."""
     gate = gate or Exact()
     text = batch.slots[slot]
-    text.begin(prompt, gate.nodes(), gate.window.config(), owner=owner)
+    text.begin(prompt, gate.nodes(), gate.window.config(), **settings)
     n_rounds, out = 0, []
     while EOG not in out:
         (progress,) = batch.step()
@@ -79,12 +80,15 @@ def test_without_a_memory_nothing_is_remembered():
 
 @pytest.mark.parametrize("gate", [Margin(0.3), Stochastic()], ids=str)
 @pytest.mark.parametrize("adaptive", [False, True])
-def test_a_request_whose_text_drafts_can_change_does_not_look_in_answers_of_others(gate, adaptive):
+def test_a_request_whose_text_drafts_can_change_looks_in_earlier_answers_if_it_may_follow_them(gate, adaptive):
     with batch_of(1) as (batch, drafter):
         batch.configure([(drafter, 10)], adaptive=adaptive)
         answer(batch, 0, [5, 6, 7])
         assert answer(batch, 0, [5, 6, 7], gate)[1] == 21
-        assert adaptive or answer(batch, 0, [5, 6, 7])[1] < 6
+        if not adaptive:
+            assert answer(batch, 0, [5, 6, 7], gate, follows_answers=1)[1] < 6
+            assert answer(batch, 0, [5, 6, 7], gate, follows_answers=1, owner=3)[1] == 21, "of its owner alone"
+            assert answer(batch, 0, [5, 6, 7])[1] < 6
 
 
 def test_the_older_half_goes_when_the_memory_is_full():
@@ -247,6 +251,27 @@ def test_all_requests_of_a_batch_share_the_memory(tiny_target):
         both = batch.complete(["Natalia sold clips to"] * 2, max_tokens=40, temperature=0)
         assert {one["choices"][0]["text"] for one in both} == {first["choices"][0]["text"]}
         assert batch.stats.rounds - n_first < n_first
+
+
+@pytest.mark.parametrize("gate", [Margin(0.3), Stochastic()], ids=str)
+def test_answers_of_one_fly_llama_help_later_ones_under_any_gate(tiny_target, gate):
+    """In a batch, whose requests come from anybody in any order, they do not."""
+    question = {"max_tokens": 40, "temperature": 0.01, "seed": 1}
+
+    def rounds(ask, one):
+        ask(**question)
+        n_first = one.stats.rounds
+        ask(**question)
+        return n_first, one.stats.rounds - n_first
+
+    for memory in (2**18, 0):
+        with FlyLlama(tiny_target, drafter=PromptLookup(memory=memory), gate=gate, **OPTIONS) as llm:
+            first, second = rounds(partial(llm.create_completion, "Natalia sold clips to"), llm)
+            assert (second < first / 2) == (memory > 0)
+    options = {name: value for name, value in OPTIONS.items() if name != "n_ctx"}
+    with FlyBatch(tiny_target, n_parallel=1, n_ctx=256, drafter=PromptLookup(), gate=gate, **options) as batch:
+        first, second = rounds(partial(batch.complete, ["Natalia sold clips to"]), batch)
+        assert second == first
 
 
 def test_paths_in_a_preset_are_relative_to_its_folder(tmp_path):

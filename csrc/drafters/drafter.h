@@ -49,7 +49,7 @@ struct DraftRequest {
     // Decides for a drafter that knows how sure it is where its draft ends; empty: not before n_max.
     DraftStop stop = {};
 
-    bool is_independent = false; // its gate lets drafts change the answer, and other requests must not
+    bool is_independent = false; // drafts can change its answer, and earlier answers must not
     int32_t owner = 0;           // pyfly_request_settings.owner
 };
 

@@ -21,7 +21,7 @@ namespace pyfly {
 //                                 memory, in which requests of others do not look. When n_memory tokens do not hold all
 //                                 of them, the older half of the largest goes.
 //   a request must not depend on  it looks in itself and in the named texts alone
-//   others (DraftRequest)
+//   earlier answers (DraftRequest)
 //   several have an occurrence    the longest counts; among equals the request's own, then that of an answer
 class PromptLookup : public Drafter {
   public:

@@ -623,6 +623,8 @@ typedef struct pyfly_request_settings {
     int32_t all_rows;  /* 1: every row of the prompt is kept for pyfly_batch_prompt_row, a chunk at a time */
     int32_t owner; /* whose it is: of others nothing is used, neither what was evaluated nor, in prompt lookup, their
                       answers */
+    int32_t follows_answers; /* 1: prompt lookup may draft from the owner's earlier answers whatever the gate, so the
+                                answer may depend on them; 0: only where drafts cannot change it */
 } pyfly_request_settings;
 
 typedef struct pyfly_request {

@@ -76,6 +76,9 @@ class Request:
         self.sampling = sampling
         self.owner = 0
         """Whose it is: nothing that was evaluated for another owner is used, nor their answers by prompt lookup."""
+        self.follows_answers = False
+        """Whether prompt lookup may draft from its owner's earlier answers although its gate lets drafts change the
+        answer, which then depends on these."""
         self.trace = False
         """Whether each token has a record."""
         self.records: list[Record] = []
@@ -163,6 +166,7 @@ class Request:
             take_failure=self.take_failure if self.calls_python else None, n_room=n_room,
             n_evaluated=0 if self.reads_prompt else n_evaluated, draft_max=draft_max, trace=self.trace,
             keep_rows=self._keeps_rows, resumable=output is None, all_rows=self._wants_prompt_rows, owner=self.owner,
+            follows_answers=self.follows_answers,
         )  # fmt: skip
         self.slot, self.is_in_slot, self.begun = slot, True, time.perf_counter()
         if not self.arrivals:

@@ -105,7 +105,7 @@ class Generation:
         self._number = self._access.generation
         self._step = self._access.step(self._number)
         self._n_vocab: int = llm.n_vocab()
-        request.trace = llm.trace
+        request.trace, request.follows_answers = llm.trace, True
         llm.prepare()
         if self._next_seed is not None:
             llm.set_seed(self._next_seed(llm._seed))

@@ -75,7 +75,7 @@ struct Texts {
     }
 
     void begin(int32_t slot, pyfly::GateExpression gate) {
-        const pyfly_request_settings settings = {{0, PYFLY_WINDOW_AGREE, -1, 0}, 0, 0, 0, 0, 0};
+        const pyfly_request_settings settings = {{0, PYFLY_WINDOW_AGREE, -1, 0}, 0, 0, 0, 0, 0, 0};
         batch.begin(slot, {settings, std::move(gate), batch.draft_max(nullptr)}, {2, 3}, std::nullopt,
                     pyfly::make_sampler(nullptr, false, false));
     }

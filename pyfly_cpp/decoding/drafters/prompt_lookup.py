@@ -26,9 +26,11 @@ class PromptLookup(OwnDrafter):
     2023, "Prompt Lookup Decoding".
 
     The search covers the request itself, the answers that this FlyLlama or FlyBatch has given since the drafter was
-    assigned, and `texts`. The place that agrees with the most tokens wins, among equals the request itself. One
-    request's answer can make another one faster, but never changes it: a request whose gate is not exact does not
-    search earlier answers. docs/lookup.md has more.
+    assigned, and `texts`. The place that agrees with the most tokens wins, among equals the request itself.
+
+    With the gate `exact`, earlier answers make an answer faster and never change it. With any other gate, an answer of
+    a FlyLlama may depend on its earlier ones; `memory=0` prevents that. A FlyBatch, whose requests may be anybody's,
+    does not search earlier answers then. docs/lookup.md has more.
     """
 
     word = "lookup"

@@ -22,7 +22,8 @@ class Stochastic(AtOnce):
     Draft models and heads draw from their row, truncated and scaled as the request truncates and scales the target's,
     without its penalties, biases and grammar. Proposals of prompt lookup or a callable are accepted with probability
     p(x): q has everything on it. At temperature 0 this is `Exact()`. Random numbers follow from the request's seed; the
-    same seed gives the same text if the same tokens are drafted, which the governor does not promise.
+    same seed gives the same text if the same tokens are drafted, which neither the governor promises nor prompt lookup,
+    whose drafts may come from earlier answers (`PromptLookup.memory`).
 
     It decides immediately, so it takes no window; it accepts nothing loosely, so there is nothing to combine it with.
     Mirostat, which learns from its own draws, is rejected.
