@@ -39,7 +39,7 @@ from pyfly_cpp.decoding.gates import AnyOf
             "any(margin:0.3,entropy:0.5) reconverge across",
             Decoding(AnyOf(Margin(0.3), Entropy(0.5)), Window(rule="reconverge", across_rounds=True)),
         ),
-        ("margin:0.3 tail=2", Decoding(Margin(0.3), Window(6, "reconverge", tail=2))),
+        ("margin:0.3 tail=2", Decoding(Margin(0.3), Window(0, tail=2))),
         ("margin:0.3 agree", Decoding(Margin(0.3), Window(6))),
     ],
 )  # fmt: skip
@@ -140,15 +140,16 @@ def test_errors(text, message):
 
 
 def test_each_setting_once():
-    texts = ["exact", "margin:0.3", "margin:0.30", "margin:0.3 reconverge:6", "exact reconverge"]
+    texts = ["exact", "margin:0.3", "margin:0.30", "margin:0.3 agree:0", "exact reconverge"]
     assert parse_settings(texts) == [PLAIN, EXACT, Decoding(Margin(0.3))]
 
 
 def test_the_window_that_is_the_gates_own_is_not_said():
-    assert str(Decoding.parse("margin:0.3 reconverge")) == "margin:0.3"
+    assert str(Decoding.parse("margin:0.3 agree:0")) == "margin:0.3"
+    assert str(Decoding.parse("margin:0.3 reconverge")) == "margin:0.3 reconverge:6"
     assert str(Decoding.parse("entropy:0.3 agree k=8")) == "entropy:0.3 k=8"
     assert str(Decoding.parse("entropy:0.3 reconverge")) == "entropy:0.3 reconverge:6"
-    assert str(Decoding.parse("margin:0.3 window=2")) == "margin:0.3 reconverge:2"
+    assert str(Decoding.parse("margin:0.3 window=2")) == "margin:0.3 agree:2"
     assert Decoding.parse("margin:0.3").window is None
 
 

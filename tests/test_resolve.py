@@ -215,7 +215,7 @@ FIELDS = {
         ({"words": None}, "agree:3"),
         ({"words": "agree:5"}, "agree:5"),  # all of the window's own words
         ({"preset_window": "agree:3", "preset_gate": "margin:0.3"}, "agree:3 tail=2"),
-        ({"gate": None}, "reconverge:6 tail=2"),  # the gate's own, changed
+        ({"gate": None}, "agree:0 tail=2"),  # the gate's own, changed
         ({}, "agree:6 tail=2"),
     ],
     "draft_max": [({"draft_max": 0}, 0), ({"draft_max": 4}, 4), ({"preset_drafts": "none"}, None), ({}, 7)],
@@ -252,6 +252,6 @@ def test_the_precedence_of_what_is_said_and_a_preset():
 
 def test_a_setting_without_a_preset():
     assert resolve_setting() == Decoding() and resolve_setting(drafter="none") == Decoding(drafter="none")
-    assert resolve_setting(gate="margin:0.3", window_words="4").window == parse_window("reconverge:4")
+    assert resolve_setting(gate="margin:0.3", window_words="4").window == parse_window("agree:4")
     with pytest.raises(ValueError, match="draft_max"):
         resolve_setting(draft_max=-1)

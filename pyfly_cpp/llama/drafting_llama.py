@@ -110,7 +110,7 @@ class DraftingLlama(GuardedLlama):
                 else lookup and, without a GPU, the demo model if it is far smaller. What comes as well drafts under the
                 governor alone, for one request at a time. `drafter_reason` has the reason.
             gate: The rule for a draft that is not the target's choice; `Exact()`, `Stochastic()` are lossless.
-            window: The condition under which a deferred mismatch stands, or its written form ("reconverge:6"); None:
+            window: The condition under which a deferred mismatch stands, or its written form ("agree:6"); None:
                 the gate's own.
             draft_max: Tokens in a step (K), 0..n_batch-1; 0 decodes plainly. None: the drafter's own.
             adaptive: Let the governor choose drafter and draft length (0 included) for every step, by their costs

@@ -40,7 +40,7 @@ def test_answers_on_stdout_and_the_rest_on_stderr(run):
     assert result.out.strip()
     assert "tiny-llama-target-f16.gguf" in result.err
     assert "draft model tiny-llama-draft-f16.gguf guesses" in result.err and "a draft was given" in result.err
-    assert "gate: margin:0.3, window: reconverge:6\n" in result.err
+    assert "gate: margin:0.3, window: none\n" in result.err
     assert "lossy" in result.err and "/gate exact" in result.err
     lines = [line for line in result.err.splitlines() if "tokens per step" in line]
     assert len(lines) == 2  # one for each answer, about that answer
@@ -62,10 +62,10 @@ def test_the_window_follows_the_gate(run, tmp_path):
     file = tmp_path / "talk.json"
     result = chat(run, stdin=f"/gate entropy:0.4\n/gate margin:0.2\n/save {file}\n/load {file}\n/gate entropy:0.5\n")
     gates = [line for line in result.err.splitlines() if line.startswith("gate: ")]
-    own = {"margin": "reconverge:6", "entropy": "agree:6"}
+    own = {"margin": "none", "entropy": "agree:6"}
     assert len(gates) == 5 and all(line.endswith(own[line[6:].partition(":")[0]]) for line in gates)
     result = chat(run, "--window", 3, stdin="/gate entropy:0.4\n")
-    assert "gate: margin:0.3, window: reconverge:3" in result.err and "window: agree:3" in result.err
+    assert "gate: margin:0.3, window: agree:3" in result.err and "gate: entropy:0.4, window: agree:3" in result.err
     assert json.loads(file.read_text())["settings"]["window"] is None
     result = chat(run, "--window", 3, stdin=f"/save {file}\n/gate stochastic\n/load {file}\n/gate entropy:0.4\n")
     assert "has no use for the window agree:3" in result.err and "gate: entropy:0.4, window: agree:3\n" in result.err

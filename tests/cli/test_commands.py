@@ -242,7 +242,7 @@ def test_complete_json(run):
     assert result["stats"]["committed"] == 24  # not what a window that closed late accepted behind the limit
     assert result["stats"]["drafted"] > 0
     assert result["settings"]["gate"] == "margin:0.5"
-    assert result["settings"]["window"] == "reconverge:6"
+    assert result["settings"]["window"] == "agree:0"
     assert result["text"]
 
 

@@ -96,12 +96,12 @@ def test_options_change_its_drafter(run, preset, tmp_path):
 def test_a_preset_without_a_window_takes_the_gates_own(run, preset, tmp_path):
     path = preset(**{**LOOSE, "window": None})
     assert json.loads(path.read_text())["window"] is None
-    assert settings(run, "--preset", path)["settings"]["window"] == "reconverge:6"
+    assert settings(run, "--preset", path)["settings"]["window"] == "agree:0"
     got = settings(run, "--preset", path, "--gate", "entropy:0.5", "--draft-max", 8)["settings"]
     assert got["window"] == "agree:6"
-    assert settings(run, "--preset", path, "--window", 2)["settings"]["window"] == "reconverge:2"
+    assert settings(run, "--preset", path, "--window", 2)["settings"]["window"] == "agree:2"
     llm = FlyLlama.from_preset(path, n_ctx=256, n_threads=1, n_threads_batch=1, verbose=False)
-    assert llm.window == Window(6, "reconverge")
+    assert llm.window == Window(0)
     llm.close()
     said = json.loads(path.read_text())
     del said["window"]

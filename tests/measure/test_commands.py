@@ -59,7 +59,7 @@ def test_eval(run, data, tmp_path):
         "-o",
         tmp_path / "run",
     ]
-    result = run(evaluate, *arguments, "-s", "margin:0.5 reconverge:6")
+    result = run(evaluate, *arguments, "-s", "margin:0.5 agree:0")
     assert result.exit_code == 0, result.output
     assert "margin:0.5" in result.stdout and "0/4" in result.stdout
     table = json.loads((tmp_path / "run" / "table.json").read_text())

@@ -1,4 +1,4 @@
-"""Gates that the literature uses without a window: deferred tokens stand immediately."""
+"""Gates without a window: deferred tokens stand immediately."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyfly_cpp.ranges import require_integer, require_number
 
 
 class AtOnce(Gate):
-    """A gate that the literature uses without a window: deferred tokens stand immediately."""
+    """A gate whose authors use it without a window: deferred tokens stand immediately."""
 
     @property
     def window(self) -> Window:

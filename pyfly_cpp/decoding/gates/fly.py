@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 from pyfly_cpp import _native
+from pyfly_cpp.decoding.gates.at_once import AtOnce
 from pyfly_cpp.decoding.gates.gate import Gate, GateNode, written
-from pyfly_cpp.decoding.windows import Window
 from pyfly_cpp.ranges import require_number
 
 
@@ -65,10 +65,11 @@ class Entropy(Gate):
 
 
 @dataclass(frozen=True)
-class Margin(Gate):
+class Margin(AtOnce):
     """Defers if the draft token is almost as likely as the most probable one: ln p(top 1) - ln p(draft) < tau.
 
-    Source: the llama.cpp variant of FLy. tau = 0 is exact matching.
+    Source: the llama.cpp variant of FLy, which also accepts immediately if a draft is no longer than its window, as
+    with its usual 4 tokens and a window of 6. tau = 0 is exact matching.
     """
 
     tau: float = 0.3
@@ -79,11 +80,6 @@ class Margin(Gate):
 
     def nodes(self) -> tuple[GateNode, ...]:
         return (GateNode("margin", 0, self.tau),)
-
-    @property
-    def window(self) -> Window:
-        """That of the llama.cpp variant: it gains with short drafts, in whose steps `agree` cannot hold."""
-        return Window(rule="reconverge")
 
     def __str__(self) -> str:
         return f"margin:{written(self.tau)}"

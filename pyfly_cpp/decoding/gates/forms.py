@@ -177,7 +177,7 @@ def why_strict(gate: Gate, window: Window, draft_max: int) -> str | None:
         change += f" or lower the window's tail to {k - 1}"
     else:
         shorter = f"a window of at most {k - 1} or one" if k > 1 else "a window"
-        change += f", or choose {shorter} across steps, such as {Margin().window}"
+        change += f", or choose {shorter} across steps, such as {Window(rule='reconverge')}"
     return (
         f"the gate {gate} with the window {window} never accepts anything loosely, because {strict} strict and a step "
         f"has at most {drafts}; {change}."
