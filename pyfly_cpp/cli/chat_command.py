@@ -195,7 +195,7 @@ class ChatLoop:
         note("This is lossy: answers may differ from plain decoding. --gate exact or /gate exact turns it off.")
         if self._llm.adaptive:
             note(
-                "If drafts end early, as here, no loose gate was faster than exact in our measurements; "
+                "With the governor, as here, no loose gate was clearly faster than exact in our measurements; "
                 "`pyfly-cpp bench` compares them on your machine."
             )
 
