@@ -9,6 +9,7 @@ import pytest
 
 from pyfly_cpp import MTP, CrossVocabulary, DraftModel, Eagle3, FlyLlama, Margin, PromptLookup, Window
 from pyfly_cpp.decoding import Decoding, presets
+from pyfly_cpp.decoding.gates import GateNode
 from pyfly_cpp.decoding.presets import SHIPPED, Preset, PresetError, load_preset, save_preset
 from pyfly_cpp.decoding.resolve import Resolved, resolve_setting
 
@@ -178,39 +179,43 @@ def test_shipped_presets_are_files_that_say_what_they_rest_on():
         preset = load_preset(name)
         assert preset == load_preset(folder / f"{name}.json")
         assert not preset.decoding.gate.is_lossless and preset.leaves_drafter and preset.model is None
+        assert GateNode("exact_first", 8) in preset.decoding.gate.nodes(), "how an answer begins decides the rest"
         assert set(preset.claim) == {"about", "measured"}
+
+
+FAST, PAPER = "all(margin:0.3,exact-first:8)", "all(entropy:0.3,exact-first:8)"
 
 
 def test_a_shipped_preset_leaves_models_and_drafter_alone(run):
     got = settings(run, "--preset", "fast", "-m", TARGET, "-d", DRAFT)["settings"]
     assert (got["gate"], got["drafter"], got["adaptive"]) == (
-        "margin:0.3",
+        FAST,
         ["prompt lookup", f"draft model {DRAFT.name}"],
         True,
     )
     got = settings(run, "--preset", "fast", "-m", TARGET, "--draft-max", 2)["settings"]
     assert (got["gate"], got["draft_max"], got["drafter"]) == (
-        "margin:0.3",
+        FAST,
         2,
         ["prompt lookup", f"EAGLE-3 head {HEAD.name}"],
     )
     got = settings(run, "--preset", "fast", "-m", TARGET, "--gate", "exact")["settings"]
     assert (got["gate"], got["adaptive"]) == ("exact", True)
     result = run("chat", *QUIET, "-m", TARGET, "--preset", "fast", "--no-adaptive", stdin="How many apples?\n")
-    assert result.code == 0 and "gate: margin:0.3" in result.err
+    assert result.code == 0 and f"gate: {FAST}, window: none" in result.err
 
 
 def test_the_papers_preset_is_that_of_its_code(run):
     got = resolve_setting(load_preset("paper"))
-    assert str(got) == "entropy:0.3 agree:5 tail=6 k=15 no-adaptive"
+    assert str(got) == f"{PAPER} agree:5 tail=6 k=15 no-adaptive"
     got = settings(run, "--preset", "paper", "-m", TARGET, "-d", DRAFT)["settings"]
-    assert (got["gate"], got["draft_max"], got["adaptive"]) == ("entropy:0.3", 15, False)
+    assert (got["gate"], got["draft_max"], got["adaptive"]) == (PAPER, 15, False)
     assert settings(run, "--preset", "paper", "-m", TARGET, "-d", DRAFT, "--adaptive")["settings"]["adaptive"]
 
 
 def test_a_shipped_preset_in_python():
     llm = FlyLlama.from_preset("fast", model_path=str(TARGET), n_ctx=256, n_threads=1, verbose=False)
-    assert (str(llm.gate), llm.adaptive) == ("margin:0.3", True)
+    assert (str(llm.gate), llm.window, llm.adaptive) == (FAST, Window(0), True)
     assert llm.resolved == Resolved((PromptLookup(), Eagle3(str(HEAD))), (PromptLookup(),)), "chosen for the model"
     llm.close()
     with pytest.raises(ValueError, match="the preset fast names no model"):

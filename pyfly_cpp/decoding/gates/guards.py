@@ -18,8 +18,9 @@ class Guard(Gate):
 
 @dataclass(frozen=True)
 class ExactFirst(Guard):
-    """A guard: the first n tokens of an answer are the target's own choices, because everything after depends on them
-    (arXiv 2610.08678). `AllOf(Margin(0.3), ExactFirst(8))`."""
+    """A guard: the first n tokens of an answer are the target's own choices, because everything after depends on them.
+    Loose rules weaken refusals, and exact first tokens restore most of that (arXiv 2610.08678).
+    `AllOf(Margin(0.3), ExactFirst(8))`."""
 
     n: int = 8
     """Tokens, >= 0."""
