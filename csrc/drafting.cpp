@@ -460,10 +460,11 @@ void Drafting::learn_confidence(const Request & t, size_t n_right) {
 void Drafting::learn(Request & t) {
     const std::vector<int32_t> & history = t.sequence.transcript().history();
     const Draft & draft = t.sequence.draft();
+    const bool has_confidence = !t.learning.drafted.confidence.empty();
     const size_t n_right = t.learning.outcomes.learn(
         *policy_, t.slot(), draft.drafter, t.learning.drafted.proposal_class, draft.tokens, t.learning.drafted.n_asked,
-        t.sequence.draft_begin(), history, vocabulary_.is_eog(history.back()));
-    if (!t.learning.drafted.confidence.empty()) {
+        has_confidence, t.sequence.draft_begin(), history, vocabulary_.is_eog(history.back()));
+    if (has_confidence) {
         learn_confidence(t, n_right);
     }
     t.sequence.stats().accepted_from_answers += t.learning.drafted.is_from_answers ? static_cast<int64_t>(n_right) : 0;

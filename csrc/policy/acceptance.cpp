@@ -26,12 +26,16 @@ const Acceptance::Seen * Acceptance::find(int32_t slot) const {
     return slot >= 0 && static_cast<size_t>(slot) < requests_.size() ? &requests_[static_cast<size_t>(slot)] : nullptr;
 }
 
-void Acceptance::Counts::observe(int32_t n_seen, int32_t n_accepted, double memory) {
-    for (int32_t i = 0; i < n_seen; i++) {
-        const size_t depth = static_cast<size_t>(i);
-        seen[depth] = memory * seen[depth] + 1.0;
-        accepted[depth] = memory * accepted[depth] + (i < n_accepted ? 1.0 : 0.0);
-    }
+void Acceptance::Counts::count(int32_t i, double n_seen, double n_accepted, double memory) {
+    const size_t depth = static_cast<size_t>(i);
+    const double kept = 1.0 - (1.0 - memory) * n_seen;
+    seen[depth] = kept * seen[depth] + n_seen;
+    accepted[depth] = kept * accepted[depth] + n_accepted;
+}
+
+void Acceptance::count(Counts & own, Counts & all, int32_t i, double n_seen, double n_accepted) const {
+    own.count(i, n_seen, n_accepted, rates_.memory);
+    all.count(i, n_seen, n_accepted, rates_.memory_of_all);
 }
 
 void Acceptance::observe(int32_t slot, int32_t proposal_class, int32_t n_drafted, int32_t n_accepted) {
@@ -39,8 +43,20 @@ void Acceptance::observe(int32_t slot, int32_t proposal_class, int32_t n_drafted
         return;
     }
     const int32_t n_seen = std::min({n_drafted, n_accepted + 1, PYFLY_MAX_DEPTH});
-    of(slot).classes[index(proposal_class)].observe(n_seen, n_accepted, rates_.memory);
-    all_.classes[index(proposal_class)].observe(n_seen, n_accepted, rates_.memory_of_all);
+    for (int32_t i = 0; i < n_seen; i++) {
+        count(of(slot).classes[index(proposal_class)], all_.classes[index(proposal_class)], i, 1.0,
+              i < n_accepted ? 1.0 : 0.0);
+    }
+}
+
+void Acceptance::expect(int32_t slot, int32_t n_asked, const std::vector<double> & reached) {
+    double before = 1.0;
+    for (int32_t i = 0; i < std::min(n_asked, PYFLY_MAX_DEPTH) && before > 0.0; i++) {
+        const size_t depth = static_cast<size_t>(i);
+        const double now = depth < reached.size() ? reached[depth] : 0.0;
+        count(of(slot).classes[0], all_.classes[0], i, before, now);
+        before = now;
+    }
 }
 
 // Depths that were hardly seen take after the depth before them.
@@ -62,10 +78,10 @@ void Acceptance::reach(int32_t slot, int32_t proposal_class, int32_t k, double *
 void Acceptance::observe_length(int32_t slot, int32_t n_asked, int32_t n_drafted, int32_t n_verified) {
     const int32_t n = std::min(n_asked, PYFLY_MAX_DEPTH);
     Seen & own = of(slot);
-    own.drafted.observe(n, n_drafted, rates_.memory);
-    own.verified.observe(n, n_verified, rates_.memory);
-    all_.drafted.observe(n, n_drafted, rates_.memory_of_all);
-    all_.verified.observe(n, n_verified, rates_.memory_of_all);
+    for (int32_t i = 0; i < n; i++) {
+        count(own.drafted, all_.drafted, i, 1.0, i < n_drafted ? 1.0 : 0.0);
+        count(own.verified, all_.verified, i, 1.0, i < n_verified ? 1.0 : 0.0);
+    }
 }
 
 // Drafts that were never seen to end earlier do not.

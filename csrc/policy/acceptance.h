@@ -29,6 +29,11 @@ class Acceptance {
     // n_accepted of n_drafted were accepted in order; the next one, if there is one, was not.
     void observe(int32_t slot, int32_t proposal_class, int32_t n_drafted, int32_t n_accepted);
 
+    // The same of a draft whose tokens' probabilities are known, before anything was verified: the first i + 1 of them
+    // are all right with the probability reached[i]; n_asked, of which those without a probability were not verified.
+    // It is what the outcomes of such drafts are on average, without their chance. Class 0.
+    void expect(int32_t slot, int32_t n_asked, const std::vector<double> & reached);
+
     // reached[i], for i < k: the probability that the first i + 1 drafts are all accepted.
     void reach(int32_t slot, int32_t proposal_class, int32_t k, double * reached) const;
 
@@ -50,7 +55,8 @@ class Acceptance {
     struct Counts {
         std::array<double, PYFLY_MAX_DEPTH> accepted = {}, seen = {};
 
-        void observe(int32_t n_seen, int32_t n_accepted, double memory);
+        // At depth i + 1, 0 <= n_accepted <= n_seen <= 1.
+        void count(int32_t i, double n_seen, double n_accepted, double memory);
         double at(int32_t i, double prior, double weight) const {
             const size_t depth = static_cast<size_t>(i);
             return (accepted[depth] + weight * prior) / (seen[depth] + weight);
@@ -62,6 +68,7 @@ class Acceptance {
     };
 
     static size_t index(int32_t proposal_class);
+    void count(Counts & own, Counts & all, int32_t i, double n_seen, double n_accepted) const;
     Seen & of(int32_t slot);
     const Seen * find(int32_t slot) const; // nullptr: nothing of it was seen
 

@@ -1,5 +1,6 @@
-// How likely a draft's token is right, by the drafter's probability of its most probable token: that probability,
-// corrected by the outcomes of earlier tokens with about the same one.
+// How likely a draft's token is right, by the drafter's probability of its most probable token: that probability, times
+// how much more often its tokens were right than it said, corrected by the outcomes of earlier tokens with about the
+// same one.
 #pragma once
 
 #include <array>
@@ -35,10 +36,11 @@ class Confidence {
     using Bins = std::array<Bin, n_bins>;
 
     static size_t bin(double p);
-    void count(Bin & bin, bool is_right) const;
+    void count(Bin & bin, bool is_right, double expected = 1.0) const;
 
     Rates rates_;
     Bins own_ = {}, next_ = {};
+    Bin all_ = {}; // right ones, and how many were expected
 };
 
 } // namespace pyfly

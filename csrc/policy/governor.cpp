@@ -16,7 +16,7 @@ Governor::Arm::Arm(const Settings & settings)
 }
 
 Governor::Governor(Settings settings)
-    : settings_(settings), target_(CostCurve::from_one(settings.prior_slope, settings.costs)),
+    : settings_(settings), target_(CostCurve::from_one(settings.prior_slope, settings.costs)), saved_(settings.stock),
       credit_(settings.credit) {}
 
 Governor::Arm & Governor::arm(int32_t drafter) {
@@ -36,6 +36,7 @@ void Governor::expect(int32_t drafter, bool is_free, double relative_cost, bool 
         a.tokens = CostCurve::from_one(settings_.prior_slope, settings_.costs);
     }
     a.is_free = is_free;
+    a.is_at_once = is_at_once;
     a.relative_cost = relative_cost;
 }
 
@@ -245,7 +246,7 @@ bool Governor::pays_to_follow(int32_t slot, int32_t drafter, int32_t k_max, int3
     Arm & a = arm(drafter);
     const double price = catch_up_us(a, n_behind);
     const bool is_first = !a.acceptance.was_seen() && (a.first_slot < 0 || a.first_slot == slot);
-    const bool is_trial = a.us_per_caught_up > 0.0 && (is_first || price < saved_us_);
+    const bool is_trial = a.us_per_caught_up > 0.0 && (is_first || price < saved_ * target_.at(1));
     std::array<double, PYFLY_MAX_DEPTH> at_depth, drafted, verified;
     a.acceptance.of_all(PYFLY_MAX_DEPTH, at_depth.data());
     a.acceptance.lengths(-1, PYFLY_MAX_DEPTH, drafted.data(), verified.data());
@@ -342,17 +343,15 @@ std::vector<Choice> Governor::choose(const std::vector<Candidate> & candidates) 
         row_us_ = (target_.at(n_requests_ + n_more) - target_.at(n_requests_)) / n_more;
         for (size_t i = 0; i < choices.size(); i++) {
             if (best.k[i] > 0) {
-                choices[i] = {best.options[i]->drafter, best.k[i]};
+                const Arm & a = arms_[static_cast<size_t>(best.options[i]->drafter)];
+                const bool ends_itself = a.has_confidence && !a.is_at_once && n_requests_ == 1 && change_us_ == 0.0;
+                choices[i] = {best.options[i]->drafter, ends_itself ? best.options[i]->k_max : best.k[i]};
             }
         }
         if (best.n_rows > 0 && ++iterations_since_plain_ >= settings_.plain_every) {
             choices.assign(choices.size(), {});
-            best.n_rows = 0;
         } else {
             explore(candidates, best, choices);
-        }
-        if (best.n_rows == 0) {
-            iterations_since_plain_ = 0;
         }
     }
     for (const Choice & choice : choices) {
@@ -415,8 +414,9 @@ void Governor::observe_target(int32_t n_rows, double us) {
     }
     n_rows_last_ = n_rows;
     was_draft_ = n_rows > n_requests_;
+    iterations_since_plain_ = was_draft_ ? iterations_since_plain_ : 0;
     credit_ = std::min(credit_ + settings_.spent * us / target_.at(1), settings_.credit);
-    saved_us_ += settings_.spent * us;
+    saved_ += settings_.spent * us / target_.at(1);
 }
 
 void Governor::observe_draft(int32_t drafter, const std::vector<int32_t> & asked, double us) {
@@ -444,13 +444,20 @@ void Governor::observe_catch_up(int32_t drafter, int64_t n_tokens, double us) {
         return;
     }
     arm(drafter).us_per_caught_up = us / static_cast<double>(n_tokens);
-    saved_us_ = std::max(saved_us_ - us, 0.0);
+    if (target_.is_known()) {
+        saved_ = std::max(saved_ - us / target_.at(1), 0.0);
+    }
 }
 
 void Governor::observe_acceptance(int32_t slot, int32_t drafter, int32_t proposal_class, int32_t n_drafted,
                                   int32_t n_accepted) {
     arm(drafter).acceptance.observe(slot, proposal_class, n_drafted, n_accepted);
-    if (slot == tried_slot_ && drafter == tried_drafter_) { // it was not all rejected
+    refund(slot, drafter, n_accepted);
+}
+
+// A trial that was not all rejected.
+void Governor::refund(int32_t slot, int32_t drafter, int32_t n_accepted) {
+    if (slot == tried_slot_ && drafter == tried_drafter_) {
         credit_ = std::min(credit_ + n_accepted * us_per_token_ / target_.at(1), settings_.credit);
     }
 }
@@ -458,7 +465,14 @@ void Governor::observe_acceptance(int32_t slot, int32_t drafter, int32_t proposa
 void Governor::observe_confidence(int32_t slot, int32_t drafter, const std::vector<float> & confidence, int32_t n_asked,
                                   int32_t n_verified, size_t n_right, bool is_refuted) {
     Arm & a = arm(drafter);
+    a.has_confidence = true;
+    std::vector<double> reached;
+    for (size_t i = 0; i < std::min(confidence.size(), static_cast<size_t>(n_verified)); i++) {
+        reached.push_back((i > 0 ? reached.back() : 1.0) * a.confidence.right(confidence[i]));
+    }
+    a.acceptance.expect(slot, n_asked, reached);
     a.confidence.observe(confidence, n_right, is_refuted);
+    refund(slot, drafter, std::min(static_cast<int32_t>(n_right), n_verified));
     a.acceptance.observe_length(slot, n_asked, static_cast<int32_t>(confidence.size()), n_verified);
     steps_at_[static_cast<size_t>(n_asked)]--;
     steps_at_[static_cast<size_t>(n_verified)]++;

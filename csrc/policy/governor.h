@@ -11,7 +11,8 @@
 //   A_request(i)  probability that a request's first i drafts are all accepted: the request's (acceptance.h)
 //
 // The length that is chosen is a draft's longest: it ends as soon as a further token is so unlikely to be right
-// (confidence.h) that it is not worth its time.
+// (confidence.h) that it is not worth its time. So where one request drafts alone, such a draft begins with all the
+// tokens that the drafter may draft.
 //
 // Costs are measured beforehand where somebody did (expect_costs), and scaled by what iterations show; without, they
 // are learned from iterations. It is never random, but it depends on measured times: which tokens are drafted is not
@@ -56,6 +57,7 @@ struct GovernorSettings {
     double hysteresis = 1.03; // gain over plain decoding that drafting must promise
     double spent = 0.0025;    // of the time, at most, on trials of drafters that do not seem to pay; prompts likewise
     double credit = 1.0;      // most that is saved up for that, in plain steps of one request
+    double stock = 4.0;       // saved up for prompts to begin with, in the same unit
     int32_t trial = 2;        // draft length of such a trial
     double stay = 10.0;       // iterations that a drafter which catches up is expected to stay
     double length = 64.0;     // tokens that a request is expected to have when it begins
@@ -102,6 +104,8 @@ class Governor : public Policy {
     struct Arm {
         Arm(const Settings & settings);
         bool is_free = false;
+        bool is_at_once = false;     // all tokens of a draft come in one go
+        bool has_confidence = false; // its drafts end where it is unsure
         double relative_cost = 0.0;  // of drafting a token, relative to C(1); 0: not known
         CostCurve tokens;            // us of a draft of k tokens for one request
         CostCurve requests;          // of a draft's step for n requests, relative to one
@@ -143,6 +147,7 @@ class Governor : public Policy {
     std::vector<const Option *> assign(const Options & options, double speed) const;
     Plan walk(std::vector<const Option *> assigned, double speed) const;
     bool could_pay(const Arm & arm, int32_t k_max, int32_t n_requests, double extra_us) const;
+    void refund(int32_t slot, int32_t drafter, int32_t n_accepted);
     void explore(const std::vector<Candidate> & candidates, const Plan & plan, std::vector<Choice> & choices);
 
     Settings settings_;
@@ -155,8 +160,8 @@ class Governor : public Policy {
     std::vector<Arm> arms_;
     std::array<int64_t, PYFLY_MAX_DEPTH + 1> steps_at_ = {};
     int32_t iterations_since_plain_ = 0;
-    double saved_us_ = 0.0; // for prompts
-    double credit_;         // for trials, in plain steps of one request
+    double saved_;  // for prompts, in plain steps of one request
+    double credit_; // for trials, likewise
     int32_t tried_slot_ = -1, tried_drafter_ = -1;
     double us_per_token_ = 0.0; // of the iteration
     double row_us_ = 0.0;       // of a drafted row, where several requests share the batch

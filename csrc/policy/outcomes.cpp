@@ -13,7 +13,7 @@ void Outcomes::follow(int32_t drafter, Proposal proposal, size_t position) {
 }
 
 size_t Outcomes::learn(Policy & policy, int32_t slot, int32_t drafter, int32_t proposal_class,
-                       const std::vector<int32_t> & tokens, int32_t n_asked, size_t n_before,
+                       const std::vector<int32_t> & tokens, int32_t n_asked, bool has_confidence, size_t n_before,
                        const std::vector<int32_t> & history, bool is_end) {
     size_t n_accepted = 0;
     if (drafter >= 0) {
@@ -21,6 +21,8 @@ size_t Outcomes::learn(Policy & policy, int32_t slot, int32_t drafter, int32_t p
                history[n_before + n_accepted] == tokens[n_accepted]) {
             n_accepted++;
         }
+    }
+    if (drafter >= 0 && !has_confidence) {
         // What was drafted behind the end was not wrong. A draft that ended early is one that failed there: it was paid
         // for, and brought no more.
         const size_t n_drafted = std::max(tokens.size(), static_cast<size_t>(n_asked));

@@ -69,7 +69,8 @@ class Policy {
         (void) drafter, (void) n_tokens, (void) us;
     }
 
-    // n_accepted of n_drafted were accepted in order; the next one, if there is one, was not.
+    // n_accepted of n_drafted were accepted in order; the next one, if there is one, was not. Not of drafts that
+    // observe_confidence tells of.
     virtual void observe_acceptance(int32_t slot, int32_t drafter, int32_t proposal_class, int32_t n_drafted,
                                     int32_t n_accepted) {
         (void) slot, (void) drafter, (void) proposal_class, (void) n_drafted, (void) n_accepted;

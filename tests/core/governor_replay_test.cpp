@@ -1,6 +1,6 @@
 // The governor and prompt lookup on drafts of a real model: answers of Qwen2.5-Coder-1.5B, and at each of their places
 // what SmolLM2-135M drafts there (tests/data/drafts_of_smollm2.txt). Costs are known, and no clock is read. Prints the
-// speed relative to plain decoding of each kind of prompt.
+// speed relative to plain decoding, of the governor also that of each kind of prompt, and of other policies.
 
 #undef NDEBUG
 #include <algorithm>
@@ -9,12 +9,14 @@
 #include <cstdio>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "drafters/prompt_lookup.h"
 #include "governor.h"
+#include "governor_worlds.h"
 
 namespace {
 
@@ -22,6 +24,7 @@ using pyfly::Candidate;
 using pyfly::DraftStep;
 using pyfly::Governor;
 using pyfly::MeasuredCosts;
+using pyfly::Policy;
 using pyfly::Proposal;
 
 constexpr int32_t longest_lookup = 10, longest_draft = 8; // as by default
@@ -85,6 +88,59 @@ struct Machine {
     }
 };
 
+Governor informed(Governor governor, const Machine & machine, int32_t lookup, int32_t model) {
+    MeasuredCosts costs;
+    for (const int32_t n : {1, 2, 3, 4, 6, 8, 11}) {
+        costs.target.push_back({n, machine.target(n)});
+    }
+    if (lookup >= 0) {
+        governor.expect(lookup, true, 0.0);
+    }
+    if (model >= 0) {
+        governor.expect(model, false, 0.1);
+        for (const int32_t k : {1, 2, 4, 8}) {
+            costs.drafts.push_back({model, 1, k, machine.draft * k});
+        }
+        costs.catch_up.push_back({model, machine.catch_up});
+    }
+    governor.expect_costs(costs);
+    return governor;
+}
+
+// A draft of the model is begun wherever the governor does not choose lookup, and ends where the governor ends it.
+class EveryStep : public Governor {
+  public:
+    EveryStep(Governor governor, int32_t model) : Governor(std::move(governor)), model_(model) {}
+    std::vector<pyfly::Choice> choose(const std::vector<Candidate> & candidates) override {
+        std::vector<pyfly::Choice> choices = Governor::choose(candidates);
+        for (const pyfly::Offer & offer : candidates[0].offers) {
+            if (offer.drafter == model_ && (choices[0].k == 0 || choices[0].drafter == model_)) {
+                choices[0] = {model_, offer.k_max};
+            }
+        }
+        return choices;
+    }
+
+  private:
+    int32_t model_;
+};
+
+enum class Who { governor, every_step, moving_average, threshold };
+
+std::unique_ptr<Policy> make(Who who, const Machine & machine, int32_t lookup, int32_t model) {
+    Governor governor = informed(Governor(), machine, lookup, model);
+    switch (who) {
+        case Who::governor:
+            return std::make_unique<Governor>(std::move(governor));
+        case Who::every_step:
+            return std::make_unique<EveryStep>(std::move(governor), model);
+        case Who::moving_average:
+            return std::make_unique<worlds::MovingAverage>(longest_draft);
+        default:
+            return std::make_unique<worlds::Threshold>(longest_draft);
+    }
+}
+
 struct Total {
     double us = 0.0;
     int64_t n_tokens = 0;
@@ -94,31 +150,16 @@ using Totals = std::map<std::string, Total>;
 // Decodes texts, one after the other.
 class Replay {
   public:
-    Replay(const Machine & machine, bool with_lookup, bool with_model, uint32_t seed)
+    Replay(const Machine & machine, Who who, bool with_lookup, bool with_model, uint32_t seed)
         : machine_(machine), lookup_(with_lookup ? 0 : -1), model_(with_model ? (with_lookup ? 1 : 0) : -1),
-          prompt_lookup_({4, 1, longest_lookup, PYFLY_LOOKUP_LATEST, 1 << 18}, nullptr, {}, {}), rng_(seed) {
-        MeasuredCosts costs;
-        for (const int32_t n : {1, 2, 3, 4, 6, 8, 11}) {
-            costs.target.push_back({n, machine.target(n)});
-        }
-        if (with_lookup) {
-            governor_.expect(lookup_, true, 0.0);
-        }
-        if (with_model) {
-            governor_.expect(model_, false, 0.1);
-            for (const int32_t k : {1, 2, 4, 8}) {
-                costs.drafts.push_back({model_, 1, k, machine.draft * k});
-            }
-            costs.catch_up.push_back({model_, machine.catch_up});
-        }
-        governor_.expect_costs(costs);
-    }
+          policy_(make(who, machine, lookup_, model_)),
+          prompt_lookup_({4, 1, longest_lookup, PYFLY_LOOKUP_LATEST, 1 << 18}, nullptr, {}, {}), rng_(seed) {}
 
     Total decode(const Text & text) {
         total_ = {};
-        governor_.begin_request(0);
+        policy_->begin_request(0);
         n_behind_ = static_cast<int64_t>(text.prompt.size());
-        if (model_ >= 0 && governor_.pays_to_follow(0, model_, longest_draft, 1, n_behind_)) {
+        if (model_ >= 0 && policy_->pays_to_follow(0, model_, longest_draft, 1, n_behind_)) {
             catch_up();
         }
         std::vector<int32_t> history = text.prompt;
@@ -154,20 +195,20 @@ class Replay {
         if (model_ >= 0 && room > 0) {
             candidate.offers.push_back({model_, std::min(room, longest_draft), 0, n_behind_ > 1 ? n_behind_ : 0});
         }
-        const pyfly::Choice choice = governor_.choose({candidate})[0];
+        const pyfly::Choice choice = policy_->choose({candidate})[0];
         const bool is_lookup = choice.k > 0 && choice.drafter == lookup_;
         int32_t n_accepted = 0;
         if (is_lookup) {
             n_accepted = std::min(n_right, choice.k);
             evaluate(choice.k);
-            governor_.observe_acceptance(0, lookup_, found.proposal_class, choice.k, n_accepted);
+            policy_->observe_acceptance(0, lookup_, found.proposal_class, choice.k, n_accepted);
         } else if (choice.k > 0) {
             n_accepted = draft(text, at, choice.k);
         } else {
             evaluate(0);
         }
         if (n_found > 0 && !is_lookup && at >= followed) {
-            governor_.observe_acceptance(0, lookup_, found.proposal_class, n_found, n_right);
+            policy_->observe_acceptance(0, lookup_, found.proposal_class, n_found, n_right);
             followed = at + static_cast<size_t>(n_right) + 1;
         }
         n_behind_ = choice.k > 0 && !is_lookup ? 0 : n_behind_ + n_accepted + 1;
@@ -181,14 +222,14 @@ class Replay {
             catch_up();
         }
         const Place & place = text.places[at];
-        const auto stop = governor_.stop(model_, k);
+        const auto stop = policy_->stop(model_, k);
         std::vector<float> confidence;
         int32_t n_drafted = 0, n_right = 0, n_bytes = 0, n_bytes_wanted = text.n_bytes[at];
         double p = 1.0;
         size_t i = 0;
         DraftStep last = DraftStep::goes_on;
         for (; i < place.drafted.size() && n_drafted < k && last == DraftStep::goes_on; i++) {
-            last = stop(place.drafted[i].p);
+            last = stop ? stop(place.drafted[i].p) : DraftStep::goes_on;
             if (last == DraftStep::ends_before) {
                 confidence.push_back(static_cast<float>(place.drafted[i].p));
                 break;
@@ -210,13 +251,14 @@ class Replay {
         const bool dropped_right = is_dropped && n_right == n_drafted && i < place.n_right;
         const double us = machine_.draft * static_cast<double>(i + (is_dropped ? 1 : 0));
         total_.us += us;
-        governor_.observe_draft(model_, {std::max(static_cast<int32_t>(confidence.size()), 1)}, noisy(us));
+        policy_->observe_draft(model_, {std::max(static_cast<int32_t>(confidence.size()), 1)}, noisy(us));
         evaluate(n_drafted);
-        governor_.observe_acceptance(0, model_, 0, k, n_right);
-        if (!confidence.empty()) {
-            governor_.observe_confidence(0, model_, confidence, k, n_drafted,
-                                         static_cast<size_t>(n_right + (dropped_right ? 1 : 0)),
-                                         !dropped_right && (n_right < n_drafted || is_dropped));
+        if (!stop || confidence.empty()) {
+            policy_->observe_acceptance(0, model_, 0, k, n_right);
+        } else {
+            policy_->observe_confidence(0, model_, confidence, k, n_drafted,
+                                        static_cast<size_t>(n_right + (dropped_right ? 1 : 0)),
+                                        !dropped_right && (n_right < n_drafted || is_dropped));
         }
         return n_right;
     }
@@ -224,13 +266,13 @@ class Replay {
     void evaluate(int32_t n_drafted) {
         const double us = machine_.target(1 + n_drafted);
         total_.us += us;
-        governor_.observe_target(1 + n_drafted, noisy(us));
+        policy_->observe_target(1 + n_drafted, noisy(us));
     }
 
     void catch_up() {
         const double us = machine_.catch_up * static_cast<double>(n_behind_);
         total_.us += us;
-        governor_.observe_catch_up(model_, n_behind_, noisy(us));
+        policy_->observe_catch_up(model_, n_behind_, noisy(us));
         n_behind_ = 0;
     }
 
@@ -242,7 +284,7 @@ class Replay {
 
     const Machine & machine_;
     int32_t lookup_, model_; // their places among the drafters; -1: not there
-    Governor governor_;
+    std::unique_ptr<Policy> policy_;
     pyfly::PromptLookup prompt_lookup_;
     std::mt19937 rng_;
     std::normal_distribution<double> normal_;
@@ -251,14 +293,14 @@ class Replay {
 };
 
 // Speeds relative to plain decoding by kind of prompt, of all orders of the texts together.
-std::map<std::string, double> speeds(const Machine & machine, const std::vector<Text> & texts, bool with_lookup,
-                                     bool with_model) {
+std::map<std::string, double> speeds(const Machine & machine, const std::vector<Text> & texts, Who who,
+                                     bool with_lookup, bool with_model) {
     Totals totals;
     for (uint32_t seed = 0; seed < n_orders; seed++) {
         std::vector<Text> order = texts;
         std::mt19937 rng(seed);
         std::shuffle(order.begin(), order.end(), rng);
-        Replay replay(machine, with_lookup, with_model, seed);
+        Replay replay(machine, who, with_lookup, with_model, seed);
         for (const Text & text : order) {
             const Total of_text = replay.decode(text);
             totals[text.kind].us += of_text.us;
@@ -304,21 +346,53 @@ int main() {
         {"Zen 4, a quarter", scaled(zen4, 250.0), 4500.0, 650.0},
         {"Zen 4 with the kernels for AVX2", scaled(zen4_avx2, 1000.0), 4400.0, 1700.0},
     };
+    struct Row {
+        const char * name;
+        Who who;
+        bool with_lookup, with_model;
+        double least;                   // of any kind on any machine
+        std::vector<double> means = {}; // of each machine, and of all
+    };
+    std::vector<Row> rows = {
+        {"lookup", Who::governor, true, false, 0.98},
+        {"SmolLM2", Who::governor, false, true, 0.97},
+        {"both", Who::governor, true, true, 0.98},
+        {"SmolLM2, every step", Who::every_step, false, true, 0.0},
+        {"both, every step", Who::every_step, true, true, 0.0},
+        {"SmolLM2, moving average", Who::moving_average, false, true, 0.0},
+        {"both, moving average", Who::moving_average, true, true, 0.0},
+        {"SmolLM2, threshold", Who::threshold, false, true, 0.0},
+        {"both, threshold", Who::threshold, true, true, 0.0},
+    };
     for (const Machine & machine : machines) {
         std::printf("%s\n", machine.name.c_str());
-        std::vector<double> means;
-        for (const auto & [name, with_lookup, with_model] :
-             {std::tuple("lookup", true, false), std::tuple("SmolLM2", false, true), std::tuple("both", true, true)}) {
-            const auto of_kinds = speeds(machine, texts, with_lookup, with_model);
-            means.push_back(mean(of_kinds));
-            std::printf("  %-8s %.3f ", name, means.back());
+        for (Row & row : rows) {
+            const auto of_kinds = speeds(machine, texts, row.who, row.with_lookup, row.with_model);
+            row.means.push_back(mean(of_kinds));
+            std::printf("  %-23s %.3f ", row.name, row.means.back());
             for (const auto & [kind, speed] : of_kinds) {
                 std::printf(" %s %.2f", kind.c_str(), speed);
-                assert(speed > 0.95);
+                assert(speed > row.least);
             }
             std::printf("\n");
         }
-        assert(means[2] > 0.98 * std::max(means[0], means[1]));
+        const auto latest = [&](size_t row) { return rows[row].means.back(); };
+        assert(latest(2) > 0.98 * std::max(latest(0), latest(1)));
+        for (size_t row = 3; row < rows.size(); row++) {
+            assert(latest(rows[row].with_lookup ? 2 : 1) > 0.97 * latest(row));
+        }
     }
+    for (Row & row : rows) {
+        std::printf("%-23s", row.name);
+        double sum = 0.0;
+        for (const double of_machine : row.means) {
+            std::printf(" %.3f", of_machine);
+            sum += std::log(of_machine) / static_cast<double>(row.means.size());
+        }
+        row.means.push_back(std::exp(sum));
+        std::printf(" mean %.3f\n", row.means.back());
+    }
+    assert(rows[0].means.back() > 1.39 && rows[1].means.back() > 1.46 && rows[2].means.back() > 1.59);
+    assert(rows[1].means[4] > 1.28 && rows[1].means[5] > 0.99 && rows[2].means[5] > 1.44); // half as large, a quarter
     std::printf("ok\n");
 }

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <functional>
+#include <memory>
 #include <random>
 #include <vector>
 
@@ -21,6 +22,7 @@ using pyfly::CostCurve;
 using pyfly::DraftStep;
 using pyfly::Governor;
 using pyfly::MeasuredCosts;
+using pyfly::Policy;
 
 // Costs measured on CPUs and GPUs, in microseconds.
 double staircase(int32_t n) {
@@ -112,6 +114,10 @@ MeasuredCosts measured(const Machine & machine, const Drafters & drafters, doubl
     }
     costs.catch_up.push_back({model, drafting * machine.catch_up});
     return costs;
+}
+
+bool near(double value, double wanted, double tolerance = 1e-9) {
+    return std::abs(value / wanted - 1.0) < tolerance;
 }
 
 // A governor that is told what is known of the drafters, and costs if there are some.
@@ -421,6 +427,56 @@ void test_a_draft_ends_where_the_drafter_is_unsure() {
     assert(std::exp(of_noise / n_worlds) > 0.99);
 }
 
+// A head, or a draft model that also reads prompts, on 36 machines and kinds of text, for one request and for four.
+// Speeds of the governor and of policies that know no costs, relative to the best fixed length and to plain decoding.
+void test_drafts_with_confidence_in_many_worlds() {
+    using Make = std::function<std::unique_ptr<Policy>(const Machine &, const Drafters &)>;
+    const std::pair<const char *, Make> policies[] = {
+        {"governor",
+         [](const Machine & here, const Drafters & drafters) {
+             return std::make_unique<Governor>(make(here, drafters, measured(here, drafters)));
+         }},
+        {"moving average", [](const Machine &, const Drafters &) { return std::make_unique<MovingAverage>(); }},
+        {"threshold", [](const Machine &, const Drafters &) { return std::make_unique<Threshold>(); }}};
+    const std::pair<const char *, double> kinds[] = {{"uneven", 0.25},  {"uneven", 0.7}, {"constant", 0.1},
+                                                     {"constant", 0.6}, {"change", 0.8}, {"mixture", 0.0}};
+    for (const bool is_head : {true, false}) {
+        for (const size_t n_slots : {1, 4}) {
+            double of_best[3] = {}, least[3] = {9.0, 9.0, 9.0};
+            int32_t n_worlds = 0;
+            for (const auto & target : {packed_avx512, packed_avx2, xeon}) {
+                for (const double draft_us : {80.0, 300.0}) {
+                    for (const auto & [kind, level] : kinds) {
+                        const Machine here = machine(target, draft_us);
+                        const std::vector<Text> texts = worlds::texts_of(kind, level, 6 * n_slots, 120, 3);
+                        const double best = best_fixed(here, {false, true, is_head}, texts, n_slots);
+                        const double alone = plain(here, texts, n_slots);
+                        for (const double noise : {0.0, 0.5, 0.9}) {
+                            const Drafters drafters = {false, true, is_head, noise};
+                            for (size_t row = 0; row < 3; row++) {
+                                const std::unique_ptr<Policy> policy = policies[row].second(here, drafters);
+                                const double v = decode(here, drafters, texts, n_slots, *policy).speed();
+                                of_best[row] += std::log(v / best);
+                                least[row] = std::min(least[row], v / alone);
+                            }
+                            n_worlds++;
+                        }
+                    }
+                }
+            }
+            // Four requests with a head that hardly pays: 0.98 on average over texts and noises, 0.91 at worst.
+            const double floor = n_slots > 1 ? 0.99 : is_head ? 1.0 : 0.985;
+            const double floor_of_plain = !is_head ? 0.95 : n_slots > 1 ? 0.93 : 0.98;
+            for (size_t row = 0; row < 3; row++) {
+                const double mean = std::exp(of_best[row] / n_worlds);
+                std::printf("%-11s x %zu  %-14s %.3f of the best fixed length, at least %.3f of plain\n",
+                            is_head ? "head" : "draft model", n_slots, policies[row].first, mean, least[row]);
+                assert(row > 0 ? mean < 0.95 : mean > floor && least[row] > floor_of_plain);
+            }
+        }
+    }
+}
+
 void test_a_drafters_confidence_is_corrected() {
     Confidence confidence({});
     assert(confidence.right(0.95) == 0.95 && confidence.next(0.25) == 0.25);
@@ -428,9 +484,11 @@ void test_a_drafters_confidence_is_corrected() {
         confidence.observe({0.95f, 0.55f}, i % 2 == 0 ? 1 : 0, true);
     }
     assert(std::abs(confidence.right(0.95) - 0.5) < 0.02 && confidence.next(0.95) < 0.05);
-    assert(confidence.right(0.55) < 0.05 && confidence.right(0.25) == 0.25);
+    assert(confidence.right(0.55) < 0.05);
+    const double unseen = confidence.right(0.25); // 0.41 of the tokens that were expected to be right were
+    assert(std::abs(unseen - 0.41 * 0.25) < 0.01);
     confidence.observe({0.25f}, 0, false); // nothing is known of it
-    assert(confidence.right(0.25) == 0.25 && confidence.right(std::nan("")) == confidence.right(0.0));
+    assert(confidence.right(0.25) == unseen && confidence.right(std::nan("")) == confidence.right(0.0));
 }
 
 void test_where_a_draft_ends() {
@@ -453,6 +511,92 @@ void test_where_a_draft_ends() {
     assert(ends({0.5, 0.1}) == DraftStep::ends_before);
 }
 
+// A governor with four drafts of a head behind it whose tokens had these probabilities.
+Governor with_confidence(std::vector<float> confidence, const MeasuredCosts & more = {}, bool is_at_once = false) {
+    const Machine here = machine(memory_bound, 100.0);
+    Governor governor;
+    governor.expect(0, false, 0.0, is_at_once);
+    MeasuredCosts costs = measured(here, head);
+    costs.change_us = more.change_us;
+    governor.expect_costs(costs);
+    const int32_t n = static_cast<int32_t>(confidence.size());
+    for (int32_t i = 0; i < 4; i++) {
+        governor.observe_confidence(0, 0, confidence, n, n, confidence.size(), false);
+    }
+    return governor;
+}
+
+// Where a draft ends is found out while it is drafted, so nothing is gained by fewer tokens from the start.
+void test_a_draft_alone_begins_with_its_longest_length() {
+    const Candidate one = {0, {{0, 9, 0, 0}}}, other = {1, {{0, 9, 0, 0}}};
+    const std::vector<float> confidence = {0.9f, 0.4f, 0.1f};
+    assert(with_confidence(confidence).choose({one})[0].k == 9);
+    assert(with_confidence(confidence).choose({one, other})[0].k < 9); // rows are shared
+    MeasuredCosts gpu;
+    gpu.change_us = 100.0;
+    assert(with_confidence(confidence, gpu).choose({one})[0].k < 9);
+    assert(with_confidence(confidence, {}, true).choose({one})[0].k < 9); // all tokens are paid for
+}
+
+// The acceptance of such drafts is what their probabilities promise, corrected, not whether these few were right.
+void test_probabilities_count_instead_of_outcomes() {
+    pyfly_governor_state lucky, unlucky;
+    for (const bool is_right : {true, false}) {
+        const Machine here = machine(memory_bound, 100.0);
+        Governor governor = make(here, head, measured(here, head));
+        governor.observe_confidence(0, 0, {0.8f, 0.5f}, 2, 2, is_right ? 2 : 0, !is_right);
+        governor.state(is_right ? lucky : unlucky);
+    }
+    assert(lucky.acceptance[0] == unlucky.acceptance[0] && near(lucky.acceptance[0], (0.7 + 0.8) / 2.0, 1e-6));
+    Acceptance outcomes({}), expected({});
+    for (int32_t i = 0; i < 1000; i++) { // of five, three times two and once one are right; the third is not verified
+        outcomes.observe(0, 0, 3, i % 5 < 3 ? 2 : i % 5 == 3 ? 1 : 0);
+        expected.expect(0, 3, {0.8, 0.6});
+    }
+    double of_outcomes[3], of_expected[3];
+    outcomes.reach(1, 0, 3, of_outcomes), expected.reach(1, 0, 3, of_expected);
+    for (size_t i = 0; i < 3; i++) {
+        assert(near(of_outcomes[i], of_expected[i], 0.05));
+    }
+    assert(near(of_expected[0], 0.8, 0.02));
+}
+
+// A draft that ended before its first token is a plain step.
+void test_plain_decoding_is_not_measured_twice() {
+    const auto n_plain = [](bool has_ended) {
+        Governor governor = with_confidence({0.9f, 0.8f, 0.7f});
+        int32_t n = 0;
+        for (int32_t i = 0; i < 640; i++) {
+            const int32_t k = governor.choose({{0, {{0, 4, 0, 0}}}})[0].k;
+            const int32_t n_rows = has_ended && i % 10 == 0 ? 1 : 1 + k;
+            governor.observe_target(n_rows, memory_bound(n_rows));
+            n += k == 0;
+        }
+        return n;
+    };
+    assert(n_plain(false) >= 9 && n_plain(true) == 0);
+}
+
+// After one request whose drafts were wrong, a prompt that costs little is tried; one that costs much is not.
+void test_one_bad_request_is_no_verdict() {
+    Machine here = machine(memory_bound, 100.0);
+    for (const double stock : {0.0, Governor::Settings().stock}) {
+        Governor::Settings settings;
+        settings.stock = stock;
+        Governor governor = make(here, draft, measured(here, draft), settings);
+        governor.begin_request(0);
+        assert(governor.pays_to_follow(0, 0, k_max, 1, 60));
+        for (int32_t i = 0; i < 10; i++) {
+            governor.observe_acceptance(0, 0, 0, 4, 0);
+        }
+        governor.begin_request(0);
+        assert(governor.pays_to_follow(0, 0, k_max, 1, 60) == (stock > 0.0)); // of 50 us each, 3 plain steps
+        assert(!governor.pays_to_follow(0, 0, k_max, 1, 100));
+        governor.observe_catch_up(0, 60, 60 * 50.0);
+        assert(!governor.pays_to_follow(0, 0, k_max, 1, 60));
+    }
+}
+
 void test_one_slow_batch_does_not_stop_it() {
     const Machine here = machine(memory_bound, 100.0);
     Governor governor = make(here, draft);
@@ -462,10 +606,6 @@ void test_one_slow_batch_does_not_stop_it() {
     const std::vector<int32_t> k = decode(here, draft, texts, 1, governor).k;
     assert(std::count_if(k.begin(), k.end(), [](int32_t n) { return n >= 3; }) >
            static_cast<int64_t>(k.size()) * 3 / 4);
-}
-
-bool near(double value, double wanted, double tolerance = 1e-9) {
-    return std::abs(value / wanted - 1.0) < tolerance;
 }
 
 void test_costs_between_and_beyond_what_was_measured() {
@@ -594,18 +734,28 @@ void test_catching_up_is_paid_for() {
     assert(governor.choose({{0, {{0, k_max, 0, 0}}}})[0].k > 0); // the next request
 }
 
-// A drafter that is wrong for many texts costs little, and is found again when it is right.
+// A drafter that is wrong for many texts costs little, and is found again when it is right. When it is depends on how
+// soon a prompt is tried, so several runs are looked at.
 void test_a_drafter_that_lies_and_recovers() {
+    constexpr uint32_t n_runs = 8;
+    double at_first = 0.0, recovered = 0.0, again = 0.0;
     for (const auto & target : {xeon, zen4}) {
         Machine here = machine(target, 270.0);
         here.catch_up = 0.25 * here.draft;
-        Governor governor = make(here, draft, measured(here, draft));
-        const std::vector<Text> wrong = texts_of(0.02, 40, 64), right = texts_of(0.97, 20, 200);
-        assert(decode(here, draft, wrong, 1, governor).speed() >= 0.98 * plain(here, wrong));
-        decode(here, draft, texts_of(0.97, 40, 200, 2), 1, governor); // a prompt has to be saved up for
-        assert(decode(here, draft, right, 1, governor).speed() >= 0.9 * best_fixed(here, draft, right));
-        assert(decode(here, draft, wrong, 1, governor).speed() >= 0.94 * plain(here, wrong));
+        for (uint32_t run = 0; run < n_runs; run++) {
+            Governor governor = make(here, draft, measured(here, draft));
+            const std::vector<Text> wrong = texts_of(0.02, 40, 64), right = texts_of(0.97, 20, 200);
+            const auto speed = [&](const std::vector<Text> & texts) {
+                return decode(here, draft, texts, 1, governor, 0.04, run).speed();
+            };
+            at_first += speed(wrong) / plain(here, wrong) / (2 * n_runs);
+            speed(texts_of(0.97, 40, 200, 2)); // a prompt has to be saved up for
+            recovered += speed(right) / best_fixed(here, draft, right) / (2 * n_runs);
+            again += speed(wrong) / plain(here, wrong) / (2 * n_runs);
+        }
     }
+    std::printf("a drafter that lies %.3f, recovers %.3f, lies again %.3f\n", at_first, recovered, again);
+    assert(at_first > 0.99 && recovered > 0.9 && again > 0.93);
 }
 
 void test_one_right_guess_of_a_free_drafter_is_weak_evidence() {
@@ -680,8 +830,13 @@ int main() {
     test_free_places_in_a_block_of_rows_are_used();
     test_it_reacts_when_the_text_changes();
     test_a_draft_ends_where_the_drafter_is_unsure();
+    test_drafts_with_confidence_in_many_worlds();
     test_a_drafters_confidence_is_corrected();
     test_where_a_draft_ends();
+    test_a_draft_alone_begins_with_its_longest_length();
+    test_probabilities_count_instead_of_outcomes();
+    test_plain_decoding_is_not_measured_twice();
+    test_one_bad_request_is_no_verdict();
     test_one_slow_batch_does_not_stop_it();
     test_costs_between_and_beyond_what_was_measured();
     test_load_scales_what_was_measured_beforehand();

@@ -7,10 +7,13 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "confidence.h"
 #include "policy.h"
 
 namespace worlds {
@@ -198,6 +201,8 @@ inline Result decode(const Machine & machine, const Drafters & drafters, const s
             int32_t accepted = 0;
             if (chosen[i].k > 0) {
                 accepted = run_of(*slot.text, slot.position, by_lookup, choice.k);
+            }
+            if (chosen[i].k > 0 && confidence[i].empty()) {
                 policy.observe_acceptance(candidates[i].slot, choice.drafter, by_lookup ? here.lookup_class : 0,
                                           chosen[i].k, accepted);
             }
@@ -244,6 +249,86 @@ class Fixed : public Policy {
 
   private:
     int32_t k_;
+};
+
+// exllamav3's `dynamic_draft_tokens`, as its Generator describes it (turboderp-org/exllamav3, commit 00c091e,
+// exllamav3/generator/generator.py): a draft is just longer than a moving average of how many tokens were accepted. It
+// follows a new number by 1.3 times the difference upwards, 0.65 times downwards; a draft that was accepted whole
+// counts as one token more; under 0.3 there is a draft in 16 steps only. Costs play no part.
+class MovingAverage : public Policy {
+  public:
+    explicit MovingAverage(int32_t longest = k_max) : longest_(longest) {}
+    std::vector<Choice> choose(const std::vector<Candidate> & candidates) override {
+        std::vector<Choice> choices(candidates.size());
+        for (size_t i = 0; i < candidates.size(); i++) {
+            if (candidates[i].offers.empty()) {
+                continue;
+            }
+            const Offer & offer = candidates[i].offers[0];
+            Average & average = of(candidates[i].slot, offer.drafter);
+            average.n_waited = average.tokens < 0.3 ? average.n_waited + 1 : 0;
+            if (average.n_waited == 0 || average.n_waited >= 16) {
+                const int32_t k = static_cast<int32_t>(std::max(average.tokens, 0.0)) + 1;
+                choices[i] = {offer.drafter, std::min({k, longest_, offer.k_max})};
+                average.n_waited = 0;
+            }
+        }
+        return choices;
+    }
+    void begin_request(int32_t slot) override {
+        averages_.erase(averages_.lower_bound({slot, 0}), averages_.upper_bound({slot, INT32_MAX}));
+    }
+    void observe_acceptance(int32_t slot, int32_t drafter, int32_t, int32_t n_drafted, int32_t n_accepted) override {
+        Average & average = of(slot, drafter);
+        const double tokens = n_accepted + (n_accepted == n_drafted ? 1 : 0);
+        average.tokens += (tokens > average.tokens ? 1.3 : 0.65) * (tokens - average.tokens);
+    }
+
+  private:
+    struct Average {
+        double tokens = 0.0;
+        int32_t n_waited = 0; // steps without a draft
+    };
+    Average & of(int32_t slot, int32_t drafter) {
+        return averages_.try_emplace({slot, drafter}, Average{static_cast<double>(longest_), 0}).first->second;
+    }
+
+    int32_t longest_;
+    std::map<std::pair<int32_t, int32_t>, Average> averages_;
+};
+
+// What came after it (`draft_confidence`, as in bsvinay/exllamav3-rocm-moe, commit 32f8418): a draft in every step,
+// which ends as soon as its tokens are all right with a probability under 0.4, by the drafter's probabilities and the
+// outcomes of earlier ones. A drafter without probabilities has the moving average.
+class Threshold : public MovingAverage {
+  public:
+    explicit Threshold(int32_t longest = k_max) : MovingAverage(longest) {}
+    std::vector<Choice> choose(const std::vector<Candidate> & candidates) override {
+        std::vector<Choice> choices = MovingAverage::choose(candidates);
+        for (size_t i = 0; i < candidates.size(); i++) {
+            for (const Offer & offer : candidates[i].offers) {
+                if (offer.drafter == drafter_ && (choices[i].k == 0 || choices[i].drafter == drafter_)) {
+                    choices[i] = {drafter_, offer.k_max};
+                }
+            }
+        }
+        return choices;
+    }
+    pyfly::DraftStop stop(int32_t, int32_t) override {
+        return [this, reached = 1.0](double p) mutable {
+            reached *= confidence_.right(p);
+            return reached < 0.4 ? pyfly::DraftStep::ends_behind : pyfly::DraftStep::goes_on;
+        };
+    }
+    void observe_confidence(int32_t, int32_t drafter, const std::vector<float> & confidence, int32_t, int32_t,
+                            size_t n_right, bool is_refuted) override {
+        drafter_ = drafter;
+        confidence_.observe(confidence, n_right, is_refuted);
+    }
+
+  private:
+    int32_t drafter_ = -1; // that has confidences
+    pyfly::Confidence confidence_ = pyfly::Confidence({});
 };
 
 // Kinds of text: how acceptance runs through n positions.
