@@ -21,6 +21,7 @@ constexpr size_t most_cut = size_t{1} << 23;      // floats of tasks that all th
 constexpr size_t most_marks = size_t{1} << 20;    // of all texts together: whether one sees a cell
 constexpr size_t worth_sharing = size_t{1} << 16; // numbers of masks: fewer are read by one thread
 constexpr size_t least_columns = 16;              // of values that a thread adds
+constexpr size_t line = 64;                       // bytes of a cache line: where parts of the work memory begin
 constexpr uint16_t minus_infinity = 0xFC00;       // in F16
 
 size_t size_of(const ggml_tensor * tensor, int dimension) {
@@ -91,6 +92,7 @@ struct Work {
     float ** outputs;      // [n_threads][n_queries]
     int64_t * sums;        // [n_places][n_threads]: of weights
     float * most;          // [n_places][n_threads]: the largest scores
+    float * largest;       // [n_threads][n_queries]: of all parts of a task
     float * scores;        // [n_places][n_tiles][tile], then weights
     float * converted;     // [n_threads][tile][key_size or value_size]: cells as floats
     int32_t * order;       // [n_cells]: the cells, as attention takes them
@@ -104,12 +106,13 @@ struct Work {
         : n_threads(of_threads), n_places(std::max((2 * n_threads - 1) * shape.n_queries(),
                                                    std::min(std::min(shape.n_rows, most_rows) * shape.n_heads,
                                                             most_cut / (shape.n_tiles * tile)))) {
-        char * const begin = static_cast<char *>(memory);
+        const size_t unused = (line - reinterpret_cast<uintptr_t>(memory) % line) % line;
+        char * const begin = static_cast<char *>(memory) + unused;
         size = 0;
         const auto take = [&](auto *& part, size_t n) {
             using Number = std::remove_reference_t<decltype(*part)>;
             part = memory != nullptr ? reinterpret_cast<Number *>(begin + size) : nullptr;
-            size += n * sizeof(Number);
+            size += (n * sizeof(Number) + line - 1) / line * line;
         };
         take(n_texts, 1);
         take(n_blocks, 1);
@@ -119,12 +122,14 @@ struct Work {
         take(outputs, n_threads * shape.n_queries());
         take(sums, n_places * n_threads);
         take(most, n_places * n_threads);
+        take(largest, n_threads * shape.n_queries());
         take(scores, n_places * shape.n_tiles * tile);
         take(converted, n_threads * tile * std::max(shape.key_size, shape.value_size));
         take(order, shape.n_cells);
         take(cells, shape.n_texts * shape.n_cells);
         take(sees, n_places / shape.n_each * shape.n_tiles);
         take(seen, shape.n_texts * shape.n_cells);
+        size += line; // `memory` may begin anywhere
     }
 };
 
@@ -251,6 +256,7 @@ class Task {
           sees_(of.work.sees + place / shape_.n_each * shape_.n_tiles),
           inputs_(of.work.inputs + of.thread * shape_.n_queries()),
           outputs_(of.work.outputs + of.thread * shape_.n_queries()),
+          largest_(of.work.largest + of.thread * shape_.n_queries()),
           converted_(of.work.converted + of.thread * tile * std::max(shape_.key_size, shape_.value_size)) {}
 
     size_t n_tiles() const { return text_.n_tiles(); }
@@ -288,10 +294,12 @@ class Task {
     // Scores of tiles begin..end - 1, some of a part of n_parts, become weights.
     void weigh(size_t begin, size_t end, size_t part, size_t n_parts) const {
         for (size_t q = 0; q < n_queries_; q++) {
-            const float most = largest(q, n_parts);
-            for (size_t t = begin; t < end; t++) {
+            largest_[q] = largest(q, n_parts);
+        }
+        for (size_t t = begin; t < end; t++) {
+            for (size_t q = 0; q < n_queries_; q++) {
                 if (sees(q, t) != Sees::none) {
-                    sums_[part * n_queries_ + q] += kernels::attention()->exponentials(scores(q, t), most);
+                    sums_[part * n_queries_ + q] += kernels::attention()->exponentials(scores(q, t), largest_[q]);
                 }
             }
         }
@@ -343,6 +351,7 @@ class Task {
         const int32_t * which;
         const void * rows[tile];
         int n;
+        bool is_run = true; // whether each cell is followed by its neighbour
         CellType type;
 
         Tile(const Task & of, const ggml_tensor * numbers, size_t t, size_t column = 0)
@@ -351,6 +360,7 @@ class Task {
             const size_t offset = ggml_row_size(numbers->type, static_cast<int64_t>(column));
             for (int c = 0; c < n; c++) {
                 rows[c] = at<const char>(numbers, static_cast<size_t>(which[c]), of.group_, of.of_.stream) + offset;
+                is_run &= which[c] == which[0] + c;
             }
         }
 
@@ -376,18 +386,24 @@ class Task {
         return most;
     }
 
-    float * scores(size_t q, size_t t) const { return scores_ + (q * shape_.n_tiles + t) * tile; }
-    Sees & sees_of(size_t r, size_t t) const { return sees_[r * shape_.n_tiles + t]; }
+    float * scores(size_t q, size_t t) const { return scores_ + (t * n_queries_ + q) * tile; }
+    Sees & sees_of(size_t r, size_t t) const { return sees_[t * block_.n_rows + r]; }
     Sees sees(size_t q, size_t t) const { return sees_of(q / shape_.n_each, t); }
 
     // What is added to the scores of a row and a tile; hidden behind its end. Returns which cells the row sees.
     Sees read_mask(size_t row, const Tile & of, float * bias) const {
         const uint16_t * hides = of_.mask(row);
         uint16_t halves[tile];
+        if (of.is_run) {
+            std::memcpy(halves, hides + of.which[0], static_cast<size_t>(of.n) * sizeof(uint16_t));
+        } else {
+            for (int c = 0; c < of.n; c++) {
+                halves[c] = hides[of.which[c]];
+            }
+        }
         int n_hidden = 0;
         uint16_t any = 0;
         for (int c = 0; c < of.n; c++) {
-            halves[c] = hides[of.which[c]];
             n_hidden += halves[c] == minus_infinity ? 1 : 0;
             any |= halves[c];
         }
@@ -465,10 +481,11 @@ class Task {
     size_t group_, n_queries_;
     float * most_;          // [n_parts][n_queries]
     int64_t * sums_;        // [n_parts][n_queries]
-    float * scores_;        // [n_queries][n_tiles][tile]
-    Sees * sees_;           // [n_rows][n_tiles]
+    float * scores_;        // [n_tiles][n_queries][tile]
+    Sees * sees_;           // [n_tiles][n_rows]
     const float ** inputs_; // this thread's
     float ** outputs_;
+    float * largest_;
     float * converted_;
 };
 
