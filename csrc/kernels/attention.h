@@ -2,8 +2,8 @@
 //
 // Every sum has one order, whatever is computed beside it, or none: a dot product adds every eighth number, then the
 // eight sums; weights and values are added cell by cell; weights alone are added as integers. So a query's result is
-// the same bits alone and in a batch, and on every instruction set. What a cell holds is converted once for all queries
-// that see it.
+// the same bits alone and in a batch, and on every instruction set. What cells hold is converted to floats as it is
+// read; where that takes long and many queries see a cell, once for all of them.
 #pragma once
 
 #include <cstddef>
@@ -24,8 +24,8 @@ struct Cells {
 };
 
 struct Attention {
-    // out[q][c] receives the dot product of queries[q][size] and cell c, for c < cells.n; up to the next multiple of
-    // eight, out[q] is written, too. `size` is a multiple of 8. `converted` is room for tile * size floats.
+    // out[q][c] receives the dot product of queries[q][size] and cell c, for c < cells.n; what else is in out[q][tile]
+    // is overwritten. `size` is a multiple of 8. `converted` is room for tile * size floats.
     void (*dot_products)(Cells cells, int size, const float * const * queries, int n_queries, float * const * out,
                          float * converted);
 

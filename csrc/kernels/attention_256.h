@@ -16,7 +16,7 @@ PYFLY_INLINE int64_t without_large(uint64_t sum, int n) {
 }
 
 struct Eight : Lanes256 {
-    static constexpr int queries_together = 2; // in dot products: their sums and what they read fill the registers
+    static constexpr int queries_together = 3; // in dot products: their sums and what they read fill the registers
 
     PYFLY_LANES F fill(float value) { return _mm256_set1_ps(value); }
     PYFLY_LANES F subtract_floats(F a, F b) { return _mm256_sub_ps(a, b); }
@@ -41,11 +41,9 @@ struct Eight : Lanes256 {
         return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
     }
 
-    // The same eight numbers as often as they fit.
+    // The same eight numbers as often as they fit, and different ones side by side.
     PYFLY_LANES F repeat_eight(const float * p) { return _mm256_loadu_ps(p); }
-
-    // Eights at i of the cells rows[0], rows[4], ..., one for every eight lanes.
-    PYFLY_LANES F eights_of_halves(const uint16_t * const * rows, int i) { return numbers(rows[0] + i); }
+    PYFLY_LANES F join(const F * eights) { return eights[0]; }
 
     // The sums of every eight lanes of four vectors: of the first eights of all four, then of the second ones.
     PYFLY_LANES void store_sums_of_eights(float * out, const F * v) {

@@ -16,14 +16,14 @@ struct Sixteen : Lanes512 {
     PYFLY_LANES F numbers(const uint16_t * p) {
         return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
     }
+
     PYFLY_LANES F repeat_eight(const float * p) {
         const __m256i eight = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p));
         return _mm512_castsi512_ps(_mm512_broadcast_i64x4(eight));
     }
-    PYFLY_LANES F eights_of_halves(const uint16_t * const * rows, int i) {
-        const __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i *>(rows[0] + i));
-        const __m128i high = _mm_loadu_si128(reinterpret_cast<const __m128i *>(rows[4] + i));
-        return _mm512_cvtph_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1));
+    PYFLY_LANES F join(const __m256 * eights) {
+        const __m512d low = _mm512_castpd256_pd512(_mm256_castps_pd(eights[0]));
+        return _mm512_castpd_ps(_mm512_insertf64x4(low, _mm256_castps_pd(eights[1]), 1));
     }
 
     // The sums of neighbours, those of a and of b by turns in each four lanes: as _mm256_hadd_ps.

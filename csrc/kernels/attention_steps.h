@@ -14,127 +14,128 @@ namespace PYFLY_KERNELS_LEVEL {
 
 namespace {
 
-constexpr int worth_converting = 3; // queries: below, cells in F16 are converted for each of them
+constexpr int worth_converting = 7; // queries: below, quantised keys are converted for every few of them
 
-// Cells are multiplied in fours of vectors; vector k of a four has the eights of cells k, k + 4, ...
+// Keys are multiplied in fours of vectors; vector k of a four has the eights of cells k, k + 4, ...
 constexpr int of_vector = Wide::lanes / 8, of_four = 4 * of_vector;
+
+// A number that is a type.
+template <class T, T of> struct Constant { static constexpr T value = of; };
 
 // ---- What cells hold ------------------------------------------------------------------------------------------------
 
-template <CellType type> PYFLY_INLINE void for_each_eight(const void * row, int size, float * out, int stride) {
+// Eight numbers of a cell from the i-th on, a multiple of eight.
+template <CellType type> PYFLY_INLINE Eight::F eight_of(const void * row, int i) {
     using L = Eight;
     const uint8_t * bytes = static_cast<const uint8_t *>(row);
-    if constexpr (type == CellType::f16 || type == CellType::bf16) {
-        for (int i = 0; i < size; i += 8, bytes += 16, out += stride) {
-            L::store(out, type == CellType::f16 ? L::from_halves(bytes) : L::from_bfloats(bytes));
-        }
+    if constexpr (type == CellType::f16) {
+        return L::from_halves(bytes + 2 * i);
+    } else if constexpr (type == CellType::bf16) {
+        return L::from_bfloats(bytes + 2 * i);
     } else {
         constexpr int n_bytes = type == CellType::q8_0 ? 32 : 16; // behind the scale, F16
-        for (int i = 0; i < size; i += 32, bytes += 2 + n_bytes) {
-            const L::F scale = L::fill_with_half(bytes);
-            for (int k = 0; k < 4; k++, out += stride) {
-                const L::I q = type == CellType::q8_0 ? L::from_bytes(bytes + 2 + 8 * k)
-                                                      : L::from_nibbles(bytes + 2 + 8 * (k % 2), k > 1);
-                L::store(out, L::multiply(scale, L::to_float(q)));
-            }
-        }
+        bytes += i / 32 * (2 + n_bytes);
+        const int k = i % 32 / 8;
+        const L::I q =
+            type == CellType::q8_0 ? L::from_bytes(bytes + 2 + 8 * k) : L::from_nibbles(bytes + 2 + 8 * (k % 2), k > 1);
+        return L::multiply(L::fill_with_half(bytes), L::to_float(q));
     }
 }
 
-// Eight numbers after eight at out, out + stride, ...
-PYFLY_INLINE void convert_row(CellType type, const void * row, int size, float * out, int stride) {
+// Calls what(type), with a type that is known when this is compiled.
+template <class What> PYFLY_INLINE void with_type(CellType type, What what) {
     switch (type) {
         case CellType::f16:
-            return for_each_eight<CellType::f16>(row, size, out, stride);
+            return what(Constant<CellType, CellType::f16>());
         case CellType::bf16:
-            return for_each_eight<CellType::bf16>(row, size, out, stride);
+            return what(Constant<CellType, CellType::bf16>());
         case CellType::q8_0:
-            return for_each_eight<CellType::q8_0>(row, size, out, stride);
+            return what(Constant<CellType, CellType::q8_0>());
         case CellType::q4_0:
-            return for_each_eight<CellType::q4_0>(row, size, out, stride);
+            return what(Constant<CellType, CellType::q4_0>());
     }
 }
 
 void convert(CellType type, const void * row, int size, float * out) {
-    convert_row(type, row, size, out, 8);
+    with_type(type, [&](auto of) {
+        for (int i = 0; i < size; i += 8) {
+            Eight::store(out + i, eight_of<of.value>(row, i));
+        }
+    });
+}
+
+// Calls what(n), with an n <= most that is known when this is compiled, for 1 <= n.
+template <int most, class What> PYFLY_INLINE void with_number(int n, What what) {
+    if (n == most) {
+        what(Constant<int, most>());
+    } else if constexpr (most > 1) {
+        with_number<most - 1>(n, what);
+    }
 }
 
 // ---- Queries by keys ------------------------------------------------------------------------------------------------
 
-// Dot products of m queries with a four of vectors. cell(k, i): the eights at i of the cells of vector k.
-template <int m, class Cell>
-PYFLY_INLINE void dot_four(int size, const float * const * queries, float * const * out, int c, Cell cell) {
-    Wide::F sums[m][4];
-    for (int q = 0; q < m; q++) {
-        for (int k = 0; k < 4; k++) {
-            sums[q][k] = Wide::zero_float();
+// Dot products of m queries with the cells of a tile. eight_of(row, i): numbers i to i + 7 of a cell.
+template <int m, class EightOf>
+PYFLY_INLINE void multiply_keys(Cells cells, int size, const float * const * queries, float * const * out,
+                                EightOf eight_of) {
+    for (int c = 0; c < cells.n; c += of_four) {
+        const void * rows[of_four];
+        for (int k = 0; k < of_four; k++) {
+            rows[k] = cells.rows[c + k < cells.n ? c + k : cells.n - 1];
         }
-    }
-    for (int i = 0; i < size; i += 8) {
-        Wide::F query[m];
+        Wide::F sums[m][4];
         for (int q = 0; q < m; q++) {
-            query[q] = Wide::repeat_eight(queries[q] + i);
-        }
-        for (int k = 0; k < 4; k++) {
-            const Wide::F own = cell(k, i);
-            for (int q = 0; q < m; q++) {
-                sums[q][k] = Wide::multiply_add(query[q], own, sums[q][k]);
+            for (int k = 0; k < 4; k++) {
+                sums[q][k] = Wide::zero_float();
             }
         }
-    }
-    for (int q = 0; q < m; q++) {
-        Wide::store_sums_of_eights(out[q] + c, sums[q]);
-    }
-}
-
-// m queries with all cells that are converted: [n / of_four][size / 8][4] vectors.
-template <int m>
-PYFLY_INLINE void dot_converted(const float * converted, int n, int size, const float * const * queries,
-                                float * const * out) {
-    for (int c = 0; c < n; c += of_four, converted += of_four * size) {
-        dot_four<m>(size, queries, out, c,
-                    [&](int k, int i) { return Wide::load_float(converted + (i / 8 * 4 + k) * Wide::lanes); });
-    }
-}
-
-template <int m>
-PYFLY_INLINE void dot_halves(Cells cells, int size, const float * const * queries, float * const * out) {
-    for (int c = 0; c < cells.n; c += of_four) {
-        const uint16_t * rows[of_four];
-        for (int k = 0; k < of_four; k++) {
-            rows[k] = static_cast<const uint16_t *>(cells.rows[c + k < cells.n ? c + k : cells.n - 1]);
+        for (int i = 0; i < size; i += 8) {
+            Wide::F query[m];
+            for (int q = 0; q < m; q++) {
+                query[q] = Wide::repeat_eight(queries[q] + i);
+            }
+            for (int k = 0; k < 4; k++) {
+                Eight::F eights[of_vector];
+                for (int part = 0; part < of_vector; part++) {
+                    eights[part] = eight_of(rows[k + 4 * part], i);
+                }
+                const Wide::F own = Wide::join(eights);
+                for (int q = 0; q < m; q++) {
+                    sums[q][k] = Wide::multiply_add(query[q], own, sums[q][k]);
+                }
+            }
         }
-        dot_four<m>(size, queries, out, c, [&](int k, int i) { return Wide::eights_of_halves(rows + k, i); });
+        for (int q = 0; q < m; q++) {
+            Wide::store_sums_of_eights(out[q] + c, sums[q]);
+        }
     }
 }
 
 void dot_products(Cells cells, int size, const float * const * queries, int n_queries, float * const * out,
                   float * converted) {
-    if (cells.type == CellType::f16 && n_queries < worth_converting) {
-        return n_queries == 2   ? dot_halves<2>(cells, size, queries, out)
-               : n_queries == 1 ? dot_halves<1>(cells, size, queries, out)
-                                : void();
+    const auto multiply = [&](const void * const * rows, auto eight_of) {
+        constexpr int most = Wide::queries_together;
+        for (int q = 0; q < n_queries; q += most) {
+            with_number<most>(n_queries - q < most ? n_queries - q : most, [&](auto m) {
+                multiply_keys<m.value>({rows, cells.n, cells.type}, size, queries + q, out + q, eight_of);
+            });
+        }
+    };
+    const bool is_cheap = cells.type == CellType::f16 || cells.type == CellType::bf16;
+    if (is_cheap || n_queries < worth_converting) {
+        return with_type(cells.type, [&](auto of) {
+            constexpr CellType type = decltype(of)::value;
+            multiply(cells.rows, [](const void * row, int i) { return eight_of<type>(row, i); });
+        });
     }
-    for (int c = 0; c < (cells.n + of_four - 1) / of_four * of_four; c++) {
-        const int k = c % of_four; // in its four: of vector k % 4
-        convert_row(cells.type, cells.rows[c < cells.n ? c : cells.n - 1], size,
-                    converted + (c - k) * size + k % 4 * Wide::lanes + k / 4 * 8, 4 * Wide::lanes);
+    const void * rows[tile];
+    for (int c = 0; c < cells.n; c++) {
+        float * const room = converted + c * size;
+        convert(cells.type, cells.rows[c], size, room);
+        rows[c] = room;
     }
-    constexpr int m = Wide::queries_together;
-    int q = 0;
-    for (; q + m <= n_queries; q += m) {
-        dot_converted<m>(converted, cells.n, size, queries + q, out + q);
-    }
-    switch (n_queries - q) {
-        case 3:
-            return dot_converted<3>(converted, cells.n, size, queries + q, out + q);
-        case 2:
-            return dot_converted<2>(converted, cells.n, size, queries + q, out + q);
-        case 1:
-            return dot_converted<1>(converted, cells.n, size, queries + q, out + q);
-        default:
-            return;
-    }
+    multiply(rows, [](const void * row, int i) { return Eight::load_float(static_cast<const float *>(row) + i); });
 }
 
 // ---- Scores and weights ---------------------------------------------------------------------------------------------
@@ -202,14 +203,27 @@ PYFLY_INLINE void add_columns(const Number * const * cells, int n, int at, const
         }
     }
     for (int c = 0; c < n; c++) {
-        typename L::F values[w];
-        for (int k = 0; k < w; k++) {
-            values[k] = L::numbers(cells[c] + at + L::lanes * k);
-        }
-        for (int q = 0; q < m; q++) {
-            const typename L::F weight = L::fill(weights[q][c]);
+        if constexpr (m < w) {
+            typename L::F own[m];
+            for (int q = 0; q < m; q++) {
+                own[q] = L::fill(weights[q][c]);
+            }
             for (int k = 0; k < w; k++) {
-                sums[q][k] = L::multiply_add(weight, values[k], sums[q][k]);
+                const typename L::F value = L::numbers(cells[c] + at + L::lanes * k);
+                for (int q = 0; q < m; q++) {
+                    sums[q][k] = L::multiply_add(own[q], value, sums[q][k]);
+                }
+            }
+        } else {
+            typename L::F values[w];
+            for (int k = 0; k < w; k++) {
+                values[k] = L::numbers(cells[c] + at + L::lanes * k);
+            }
+            for (int q = 0; q < m; q++) {
+                const typename L::F weight = L::fill(weights[q][c]);
+                for (int k = 0; k < w; k++) {
+                    sums[q][k] = L::multiply_add(weight, values[k], sums[q][k]);
+                }
             }
         }
     }
@@ -239,26 +253,18 @@ PYFLY_INLINE void add_rows(const Number * const * cells, int n, int size, const 
 template <class Number>
 PYFLY_INLINE void add_all(const Number * const * cells, int n, int size, const float * const * weights, int n_queries,
                           float * const * out) {
-    constexpr int w = Wide::lanes == 16 ? 4 : 2;
-    int q = 0;
-    for (; q + 4 <= n_queries; q += 4) {
-        add_rows<4, w>(cells, n, size, weights + q, out + q);
-    }
-    switch (n_queries - q) {
-        case 3:
-            return add_rows<3, w>(cells, n, size, weights + q, out + q);
-        case 2:
-            return add_rows<2, 4>(cells, n, size, weights + q, out + q);
-        case 1:
-            return add_rows<1, 8>(cells, n, size, weights + q, out + q);
-        default:
-            return;
+    constexpr int most = 6;
+    for (int q = 0; q < n_queries; q += most) {
+        with_number<most>(n_queries - q < most ? n_queries - q : most, [&](auto m) {
+            constexpr int w = m.value == 1 ? 8 : m.value < 4 || Wide::lanes == 16 ? 4 : 2;
+            add_rows<m.value, w>(cells, n, size, weights + q, out + q);
+        });
     }
 }
 
 void add_weighted(Cells cells, int size, const float * const * weights, int n_queries, float * const * out,
                   float * converted) {
-    if (cells.type == CellType::f16 && n_queries < worth_converting) {
+    if (cells.type == CellType::f16) {
         const uint16_t * rows[tile];
         for (int c = 0; c < cells.n; c++) {
             rows[c] = static_cast<const uint16_t *>(cells.rows[c]);

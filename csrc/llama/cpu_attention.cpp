@@ -15,7 +15,9 @@ using ggml_internal::ComputeParams;
 using kernels::CellType;
 using kernels::tile;
 
-constexpr size_t most_scores = size_t{1} << 20;   // floats of a task
+constexpr size_t all_scores = size_t{1} << 24;   // floats of as many tasks as there are threads
+constexpr size_t least_scores = size_t{1} << 20; // of a task, nevertheless
+constexpr size_t most_scores = size_t{1} << 22;
 constexpr size_t most_rows = 32;                  // of a task
 constexpr size_t most_cut = size_t{1} << 23;      // floats of tasks that all threads work at
 constexpr size_t most_marks = size_t{1} << 20;    // of all texts together: whether one sees a cell
@@ -55,12 +57,14 @@ struct Shape {
     size_t n_texts; // that are taken together at most
     size_t n_block; // rows of a task at most
 
-    explicit Shape(const ggml_tensor * op)
+    Shape(const ggml_tensor * op, size_t n_threads)
         : key_size(size_of(op->src[1], 0)), value_size(size_of(op->src[2], 0)), n_rows(size_of(op->src[0], 1)),
           n_heads(size_of(op->src[0], 2)), n_streams(size_of(op->src[0], 3)), n_groups(size_of(op->src[1], 2)),
           n_each(n_heads / n_groups), n_cells(size_of(op->src[1], 1)), n_tiles((n_cells + tile - 1) / tile),
           n_texts(std::clamp<size_t>(most_marks / n_cells, 1, n_rows)),
-          n_block(std::clamp<size_t>(most_scores / (n_each * n_tiles * tile), 1, std::min(n_rows, most_rows))) {}
+          n_block(std::clamp<size_t>(std::clamp(all_scores / n_threads, least_scores, most_scores) /
+                                         (n_each * n_tiles * tile),
+                                     1, std::min(n_rows, most_rows))) {}
 
     size_t n_queries() const { return n_block * n_each; } // of a task at most
 };
@@ -633,13 +637,14 @@ bool CpuAttention::can_compute(const ggml_tensor * op) {
 }
 
 bool CpuAttention::work_size(int n_threads, const ggml_tensor * op, size_t & size) {
-    size = Work(Shape(op), static_cast<size_t>(n_threads), nullptr).size;
+    const size_t n = static_cast<size_t>(n_threads);
+    size = Work(Shape(op, n), n, nullptr).size;
     return true;
 }
 
 bool CpuAttention::compute_forward(ComputeParams * params, ggml_tensor * op) {
-    const Shape shape(op);
     const size_t thread = static_cast<size_t>(params->thread), n_threads = static_cast<size_t>(params->n_threads);
+    const Shape shape(op, n_threads);
     const Work work(shape, n_threads, params->work);
     const ggml_tensor * cache = op->src[1]->view_src;
     if (thread == 0) {

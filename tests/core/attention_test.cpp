@@ -190,14 +190,15 @@ void test_types(std::mt19937 & random) {
                 kernel.convert(type, bytes, size, converted.data());
                 check(converted == right[c], "the numbers of a cell, type " + std::to_string(static_cast<int>(type)));
             }
-            std::vector<float> query(size, 0.0f), out(tile), room(tile * size);
+            std::vector<float> query(size, 0.0f), out(static_cast<size_t>(n_queries * tile)), room(tile * size);
             query[3] = 1.0f;
             query[77] = 2.0f;
             const std::vector<const float *> queries(static_cast<size_t>(n_queries), query.data());
-            const std::vector<float *> into(static_cast<size_t>(n_queries), out.data());
-            kernel.dot_products({rows.data(), tile, type}, size, queries.data(), n_queries, into.data(), room.data());
-            for (size_t c = 0; c < tile; c++) {
-                check(out[c] == right[c][3] + 2.0f * right[c][77], "dot products with cells of a type");
+            kernel.dot_products({rows.data(), tile, type}, size, queries.data(), n_queries,
+                                rows_of(out.data(), n_queries, tile).data(), room.data());
+            for (size_t i = 0; i < out.size(); i++) {
+                const std::vector<float> & own = right[i % tile];
+                check(out[i] == own[3] + 2.0f * own[77], "dot products with cells of a type");
             }
             const std::vector<float> weight(tile, 1.0f);
             std::vector<float> sums(size, 0.0f);
