@@ -13,6 +13,7 @@ from gguf_edit import edit_gguf, with_padding
 from llama_cpp import GGML_TYPE_Q8_0
 
 from pyfly_cpp import DraftModel, Entropy, FlyLlama, Fuzzy, Margin, PromptLookup, Window
+from pyfly_cpp._native import Batch, Costs
 from pyfly_cpp.engine.stats import Record
 
 OPTIONS = {"n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1, "flash_attn": True, "verbose": False}
@@ -81,6 +82,21 @@ def test_catching_up_with_the_prompt_is_measured(tiny_target, tiny_draft):
     generate(fly, 1, PROMPT[40:70])  # all of it is new, though it is shorter
     has_followed = native.n_evaluated > before  # if that pays on this machine
     assert (fly.stats.governor.catch_up_seconds[1][1] != draft) == has_followed
+
+
+def test_a_long_prompt_costs_what_its_window_does(tiny_target, tiny_draft, monkeypatch):
+    """A prompt that is longer than the draft's context is read from the middle of that context's length before its end
+    on, and such a price may pay where that of the whole prompt would not."""
+    rows = tuple((n, 100_000.0) for n in (1, 2, 4, 8, 16))
+    costs = Costs(rows, ((0, 1, 1, 1.0), (0, 1, 8, 8.0)), (30_000.0,))
+    monkeypatch.setattr(Batch, "measure", lambda _: costs)
+    monkeypatch.setenv("PYFLY_COSTS", "1")
+    fly = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft, n_ctx=256), adaptive=True, **OPTIONS)
+    generate(fly, 1, 24 * PROMPT)
+    before = evaluated(fly)
+    assert 0 < before <= 128 + 8, "half of its context, and a draft"
+    generate(fly, 1, 24 * PROMPT)
+    assert evaluated(fly) - before <= 9, "it has been read"
 
 
 def test_rounds_without_it_are_caught_up_with(tiny_target, tiny_draft, plain):

@@ -88,10 +88,14 @@ void DraftModel::move_window(const Job & job, size_t n_ctx) {
     }
 }
 
+// Far behind a window that is full, it begins again with the most recent half (move_window).
 size_t DraftModel::n_behind(int32_t slot, const std::vector<int32_t> & history) const {
     const size_t n_stays = memories_.n_staying(slot, history.data(), history.size() - 1);
     const size_t n_followed = n_stays > 0 ? memories_.begin(slot) + n_stays : 0;
-    const size_t behind = history.size() - 1 - n_followed;
+    const size_t behind = history.size() - 1 - n_followed, keep = n_ctx_ / 2;
+    if (behind > keep && n_stays + behind > n_ctx_) {
+        return keep - 1;
+    }
     return behind > 1 ? behind : 0; // a single token goes with the last one
 }
 
