@@ -20,7 +20,9 @@ constexpr int worth_converting = 7; // queries: below, quantised keys are conver
 constexpr int of_vector = Wide::lanes / 8, of_four = 4 * of_vector;
 
 // A number that is a type.
-template <class T, T of> struct Constant { static constexpr T value = of; };
+template <class T, T of> struct Constant {
+    static constexpr T value = of;
+};
 
 // ---- What cells hold ------------------------------------------------------------------------------------------------
 
