@@ -66,6 +66,14 @@ void convert(CellType type, const void * row, int size, float * out) {
     });
 }
 
+// Cell after cell at `converted`; rows[c] is where cell c begins.
+template <class Row> PYFLY_INLINE void convert_all(Cells cells, int size, float * converted, Row * rows) {
+    for (int c = 0; c < cells.n; c++, converted += size) {
+        convert(cells.type, cells.rows[c], size, converted);
+        rows[c] = converted;
+    }
+}
+
 // Calls what(n), with an n <= most that is known when this is compiled, for 1 <= n.
 template <int most, class What> PYFLY_INLINE void with_number(int n, What what) {
     if (n == most) {
@@ -132,11 +140,7 @@ void dot_products(Cells cells, int size, const float * const * queries, int n_qu
         });
     }
     const void * rows[tile];
-    for (int c = 0; c < cells.n; c++) {
-        float * const room = converted + c * size;
-        convert(cells.type, cells.rows[c], size, room);
-        rows[c] = room;
-    }
+    convert_all(cells, size, converted, rows);
     multiply(rows, [](const void * row, int i) { return Eight::load_float(static_cast<const float *>(row) + i); });
 }
 
@@ -274,11 +278,7 @@ void add_weighted(Cells cells, int size, const float * const * weights, int n_qu
         return add_all(rows, cells.n, size, weights, n_queries, out);
     }
     const float * rows[tile];
-    for (int c = 0; c < cells.n; c++) {
-        float * const room = converted + c * size;
-        convert(cells.type, cells.rows[c], size, room);
-        rows[c] = room;
-    }
+    convert_all(cells, size, converted, rows);
     add_all(rows, cells.n, size, weights, n_queries, out);
 }
 

@@ -157,7 +157,7 @@ void test_types(std::mt19937 & random) {
         std::memcpy(at, &half, sizeof(half));
     };
     for (const CellType type : {CellType::f16, CellType::bf16, CellType::q8_0, CellType::q4_0}) {
-        for (const int n_queries : {1, 5}) {
+        for (const int n_queries : {1, 5, 9}) { // nine: quantised cells are converted once for all
             std::vector<std::vector<uint8_t>> cells(tile, std::vector<uint8_t>(2 * size + 8));
             std::vector<std::vector<float>> right(tile, std::vector<float>(size));
             std::vector<const void *> rows;
