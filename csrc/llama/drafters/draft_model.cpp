@@ -16,6 +16,11 @@ namespace {
 // many.
 constexpr int32_t most_padding = 128;
 
+// Whether a window of n_ctx positions is too far behind to move on: it begins again with the most recent half.
+bool begins_again(size_t n_held, size_t n_new, size_t n_ctx) {
+    return n_held + n_new > n_ctx && n_new > n_ctx / 2;
+}
+
 } // namespace
 
 ModelPointer DraftModel::open(const llama_model * target, const ModelFile & file, const OpenDraft & open,
@@ -76,25 +81,22 @@ size_t DraftModel::n_new(const Job & job) const {
 
 // Moves the window on its history, so that what is to come fits into n_ctx positions.
 void DraftModel::move_window(const Job & job, size_t n_ctx) {
-    const size_t n_held = memories_.n_held(job.slot);
+    const size_t n_held = memories_.n_held(job.slot), keep = n_ctx / 2;
     if (n_held + n_new(job) <= n_ctx) {
         return;
     }
-    const size_t keep = n_ctx / 2;
-    const size_t drop = n_held > keep ? n_held - keep : 0;
-    if (drop == 0 || n_new(job) > keep || !memories_.shift(job.slot, drop)) {
-        // Too far behind, or a cache that cannot shift: start again with the most recent half.
+    // So does one whose cache cannot shift.
+    if (begins_again(n_held, n_new(job), n_ctx) || !memories_.shift(job.slot, n_held - keep)) {
         memories_.clear(job.slot, job.history.size() > keep ? job.history.size() - keep : 0);
     }
 }
 
-// Far behind a window that is full, it begins again with the most recent half (move_window).
 size_t DraftModel::n_behind(int32_t slot, const std::vector<int32_t> & history) const {
     const size_t n_stays = memories_.n_staying(slot, history.data(), history.size() - 1);
     const size_t n_followed = n_stays > 0 ? memories_.begin(slot) + n_stays : 0;
-    const size_t behind = history.size() - 1 - n_followed, keep = n_ctx_ / 2;
-    if (behind > keep && n_stays + behind > n_ctx_) {
-        return keep - 1;
+    const size_t behind = history.size() - 1 - n_followed;
+    if (begins_again(n_stays, behind, n_ctx_)) {
+        return n_ctx_ / 2 - 1;
     }
     return behind > 1 ? behind : 0; // a single token goes with the last one
 }
