@@ -1,7 +1,7 @@
 // What attention alone costs by cells, rows and heads: CpuAttention on a cache in F16 as llama.cpp lays it out, where
-// the groups of a cell are neighbours. Milliseconds, the shortest of some repeats; and the median of what a repeat
-// takes by what as many multiplications and additions of eight numbers take at the processor's best right before and
-// behind it, which says the same beside busy neighbours.
+// the groups of a cell are neighbours. Milliseconds, the shortest of some repeats; and the median over the repeats of
+// their time, divided by that of as many multiplications and additions of eight numbers at the processor's best, right
+// before and after, so that other work on the machine hardly changes it.
 //
 //     cmake -S . -B build/core -G Ninja -DPYFLY_CORE_ONLY=ON -DCMAKE_BUILD_TYPE=Release
 //     ninja -C build/core pyfly_attention && build/core/pyfly_attention [THREADS]
