@@ -1,9 +1,10 @@
 // What products of packed weights cost by type and number of rows, on one core: a matrix of 96 MiB, which fits no
-// cache, times rows of 1,536 inputs. For each type milliseconds of processor time, the shortest of some repeats, and in
-// brackets in single rows, C(n).
+// cache of most machines, or of as many MiB as are given (1 for what arithmetic costs), times rows of 1,536 inputs. For
+// each type milliseconds of processor time, the shortest of some repeats, in brackets in single rows, C(n), and how
+// many 10^9 products a second these are.
 //
 //     cmake -S . -B build/core -G Ninja -DPYFLY_CORE_ONLY=ON -DCMAKE_BUILD_TYPE=Release
-//     ninja -C build/core pyfly_products && PYFLY_ISA=avx2 build/core/pyfly_products [REPEATS]
+//     ninja -C build/core pyfly_products && PYFLY_ISA=avx2 build/core/pyfly_products [REPEATS [MIB]]
 //
 // To compare two versions, build it in both trees and run them in turns.
 #include <algorithm>
@@ -31,36 +32,48 @@ constexpr std::pair<WeightType, const char *> types[] = {
     {WeightType::q3_k, "Q3_K"},   {WeightType::iq4_nl, "IQ4_NL"}, {WeightType::iq4_xs, "IQ4_XS"},
     {WeightType::mxfp4, "MXFP4"}, {WeightType::f16, "F16"},       {WeightType::bf16, "BF16"},
     {WeightType::f32, "F32"}};
-constexpr size_t sizes[] = {1, 2, 3, 4, 6, 8, 12, 16, 32, 48};
-constexpr size_t n_in = 1536, n_bytes = size_t{96} << 20;
+constexpr size_t sizes[] = {1, 2, 3, 4, 6, 8, 12, 16, 32, 48, 96};
+constexpr size_t n_in = 1536, slack = 64; // the last panel's loads may reach beyond the weights
 
 double milliseconds() {
     return 1e3 * static_cast<double>(std::clock()) / CLOCKS_PER_SEC;
 }
 
+int32_t * aligned(int32_t * p) { // to a cache line
+    return reinterpret_cast<int32_t *>((reinterpret_cast<uintptr_t>(p) + 63) / 64 * 64);
+}
+
+// How many times a matrix of so many bytes is multiplied for one time.
+size_t n_passes(size_t n_bytes) {
+    return std::max((size_t{96} << 20) / n_bytes, size_t{1});
+}
+
 // The shortest time of a matrix of `type` times n rows.
 double multiply(WeightType type, const std::vector<uint8_t> & weights, size_t n, int n_repeats) {
-    const Products & products = *pyfly::kernels::products(type);
+    const size_t n_bytes = weights.size() - slack;
+    const Products & products = *pyfly::kernels::products(type, n);
     const size_t words = products.row_words(n_in), own_bytes = panel_bytes(type, n_in);
     const std::vector<float> x(n_in, 0.5f);
-    std::vector<int32_t> strips(words * n);
+    std::vector<int32_t> memory(words * n + (read_behind + 64) / 4);
+    int32_t * strips = aligned(memory.data());
     for (size_t r = 0; r < n; r++) {
         const size_t first = r / products.strip_rows * products.strip_rows;
-        products.quantise(x.data(), n_in, strips.data() + first * words,
+        products.quantise(x.data(), n_in, strips + first * words,
                           static_cast<int>(std::min(products.strip_rows, n - first)), static_cast<int>(r - first));
     }
-    std::vector<float> out(n * panel);
+    const size_t n_out = n_bytes / own_bytes * panel;
+    std::vector<float> out(n * n_out);
     float * places[most_rows];
     for (size_t r = 0; r < n; r++) {
-        places[r] = out.data() + r * panel;
+        places[r] = out.data() + r * n_out;
     }
     double shortest = std::numeric_limits<double>::infinity();
     for (int i = 0; i < n_repeats; i++) {
         const double begin = milliseconds();
-        for (size_t at = 0; at + own_bytes <= n_bytes; at += own_bytes) {
-            products.multiply(weights.data() + at, n_in, strips.data(), n, places);
+        for (size_t pass = 0; pass < n_passes(n_bytes); pass++) {
+            products.multiply(weights.data(), n_bytes / own_bytes, n_in, strips, n, places);
         }
-        shortest = std::min(shortest, milliseconds() - begin);
+        shortest = std::min(shortest, (milliseconds() - begin) / static_cast<double>(n_passes(n_bytes)));
     }
     return shortest;
 }
@@ -73,20 +86,30 @@ int main(int argc, char ** argv) {
         return 1;
     }
     const int n_repeats = argc > 1 ? std::atoi(argv[1]) : 7;
-    std::vector<uint8_t> weights(n_bytes + 64); // the last panel's loads may reach beyond it
+    const size_t n_mib = argc > 2 ? static_cast<size_t>(std::atoi(argv[2])) : 96;
+    if (n_repeats < 1 || n_mib < 1) {
+        std::printf("give numbers of repeats and MiB, at least 1\n");
+        return 1;
+    }
+    std::vector<uint8_t> weights((n_mib << 20) + slack), exponents(weights.size(), 0x78);
     std::mt19937 random(1);
-    for (size_t i = 0; i < n_bytes; i += 2) { // F16 and BF16 numbers are small
-        const uint16_t bits = static_cast<uint16_t>(random() & 0x23FF);
+    for (size_t i = 0; i < weights.size(); i += 2) { // numbers of any type of float are small, and none is subnormal
+        const uint16_t bits = static_cast<uint16_t>(0x2000 | (random() & 0x03FF));
         std::memcpy(&weights[i], &bits, sizeof(bits));
     }
-    std::printf("%s, %zu MiB, %d repeats\n", instruction_set(), n_bytes >> 20, n_repeats);
+    std::printf("%s, %zu MiB, %d repeats\n", instruction_set(), n_mib, n_repeats);
     for (const auto & [type, name] : types) {
         std::printf("%-6s", name);
         double one = 0.0;
         for (const size_t n : sizes) {
-            const double time = multiply(type, weights, n, n_repeats);
+            if (n > products(type, n)->rows_together) {
+                break;
+            }
+            const auto & own = type == WeightType::mxfp4 ? exponents : weights;
+            const double time = multiply(type, own, n, n_repeats);
             one = n == 1 ? time : one;
-            std::printf("  %zu: %.2f (%.2f)", n, time, time / one);
+            const size_t n_own = (n_mib << 20) / panel_bytes(type, n_in) * panel * n_in * n;
+            std::printf("  %zu: %.2f (%.2f) %.0f", n, time, time / one, static_cast<double>(n_own) / time / 1e6);
         }
         std::printf("\n");
         std::fflush(stdout);

@@ -298,8 +298,9 @@ pyfly_status pyfly_context_memory(const void * llama_context, pyfly_memory * out
 
 /* ---- Kernels ----------------------------------------------------------------------------------------------------- */
 
-/* Instruction set of the products of packed weights: "avx512vnni", "avxvnni", "avx2", or "none" where this machine has
- * none of them. At most the one that the environment variable PYFLY_ISA names. Static storage. */
+/* Instruction set of the products of packed weights: "amx", which only many rows use, few ones as with "avx512vnni";
+ * "avx512vnni", "avxvnni", "avx2", or "none" where this machine has none of them. At most the one that the environment
+ * variable PYFLY_ISA names. Static storage. */
 const char * pyfly_kernels_isa(void);
 
 /* Makes room for our kernels in llama.cpp's CPU backend, once for the process; nothing is computed by them yet.

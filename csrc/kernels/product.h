@@ -16,17 +16,20 @@
 #include "for_each_type.h"
 #include "layout.h"
 #include "products.h"
+#include "quantise.h"
+#include "weights.h"
 
 namespace pyfly::kernels {
 namespace PYFLY_KERNELS_LEVEL {
 
 namespace {
 
-using I = Simd::I; // lanes of int32
 using V = Simd::F; // lanes of float
 
 constexpr int parts = panel / Simd::lanes; // a panel is computed in this many parts
 constexpr int part_bytes = vector / parts;
+
+constexpr size_t rows_together = 48;
 
 // ---- Activations ----------------------------------------------------------------------------------------------------
 
@@ -48,36 +51,6 @@ template <WeightType type> struct Strip {
     static constexpr int width = d_sum + (F::has_mins && !F::has_groups ? 1 : 0); // words of a block of one row
 };
 
-// x[block] as bytes, and d.
-template <int block> PYFLY_INLINE float quantise_block(const float * x, int8_t * q) {
-    __m256 most = _mm256_setzero_ps(), poison = _mm256_setzero_ps();
-    const __m256 no_sign = _mm256_castsi256_ps(_mm256_set1_epi32(0x7FFFFFFF));
-    for (int i = 0; i < block; i += 8) {
-        const __m256 v = _mm256_loadu_ps(x + i);
-        most = _mm256_max_ps(most, _mm256_and_ps(v, no_sign));
-        poison = _mm256_fmadd_ps(v, _mm256_setzero_ps(), poison); // NaN if one is not finite
-    }
-    float lanes[8], poisons[8];
-    _mm256_storeu_ps(lanes, most);
-    _mm256_storeu_ps(poisons, poison);
-    float largest = 0.0f, nan = 0.0f;
-    for (int i = 0; i < 8; i++) {
-        largest = lanes[i] > largest ? lanes[i] : largest;
-        nan += poisons[i];
-    }
-    const __m256 scale = _mm256_set1_ps(largest > 0.0f ? 127.0f / largest : 0.0f);
-    for (int i = 0; i < block; i += 32) {
-        const auto rounded = [&](int at) {
-            return _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + i + at), scale));
-        };
-        const __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(rounded(0), rounded(8)),
-                                                 _mm256_packs_epi32(rounded(16), rounded(24)));
-        const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-        _mm256_storeu_si256(reinterpret_cast<__m256i *>(q + i), _mm256_permutevar8x32_epi32(bytes, order));
-    }
-    return largest / 127.0f + nan;
-}
-
 template <WeightType type> void quantise(const float * x, size_t n_in, int32_t * strip, int m, int row) {
     using F = Format<type>;
     using S = Strip<type>;
@@ -96,12 +69,11 @@ template <WeightType type> void quantise(const float * x, size_t n_in, int32_t *
         }
         if constexpr (F::has_mins && F::has_groups) {
             for (int p = 0; p < PackedBlock<F>::n_pairs; p++) {
-                const int16_t pair[2] = {static_cast<int16_t>(sum_of(q + 2 * p * F::group, F::group)),
-                                         static_cast<int16_t>(sum_of(q + (2 * p + 1) * F::group, F::group))};
-                put(S::sums + p, pair);
+                const int32_t pair = pair_of_sums<F::group>(q + 2 * p * F::group);
+                put(S::sums + p, &pair);
             }
         } else if constexpr (F::has_mins) {
-            const float d_sum = d * static_cast<float>(sum_of(q, F::block));
+            const float d_sum = d * static_cast<float>(sum_of<F::block>(q));
             put(S::d_sum, &d_sum);
         }
         put(S::d, &d);
@@ -110,63 +82,12 @@ template <WeightType type> void quantise(const float * x, size_t n_in, int32_t *
 
 // ---- Weights --------------------------------------------------------------------------------------------------------
 
-// Parts of n_bits bits of quad `i` of a unit, moved to bit `to`.
-template <int n_bits, int to> PYFLY_INLINE I bits_of(const uint8_t * vectors, int i) {
-    constexpr int n_quads = 8 / n_bits;
-    const I v = Simd::load(vectors + i / n_quads * vector);
-    if constexpr (n_bits == 8) {
-        return v;
-    } else {
-        return Simd::and_bytes(Simd::shift_right_16(v, i % n_quads * n_bits - to), ((1 << n_bits) - 1) << to);
-    }
-}
-
-// Quad `i` of a unit of packed weights: bytes, in the form that the instruction set multiplies.
-template <WeightType type> PYFLY_INLINE I unpack_quad(const uint8_t * vectors, int i) {
-    using F = Format<type>;
-    constexpr int offset = offset_of<type>;
-    I q = bits_of<F::low, 0>(vectors, i);
-    if constexpr (F::high > 0) {
-        q = Simd::or_bits(q, bits_of < F::high == 0 ? 1 : F::high, F::low > (vectors + F::low * vector, i));
-    }
-    if constexpr (F::values == Values::table) {
-        return Simd::look_up(F::table, offset, q);
-    } else if constexpr (F::values == Values::byte && offset != 0) {
-        return Simd::flip_sign(q);
-    } else {
-        return q;
-    }
-}
-
-// Weights are asked for this many bytes before they are used: a block, and at least 2 KB. Each unit asks for the same
-// unit there, and with two parts each part does (one of them alone was slower): a block that asks for all of the next
-// one before it begins fills the queue of loads. Measured on Zen 4, two cores, Qwen2.5-Coder-1.5B Q4_K_M, in ms for
-// 1, 2, 4, 8 and 11 rows:
-//   AVX-512 VNNI, by the unit 23.7, 25.2, 31.5, 58.0, 74.9; by the block 24.8, 31.5, 38.5, 76.2, 94.0;
-//     not asked for 22.3, 24.7, 32.2, 55.1 to 67.0, 71.6 to 83.3
-//   AVX2, by the unit 30.9, 31.3, 43.6, 83.0, 113; by the block 31.3, 34.3, 57.3, 101, 134;
-//     not asked for 23 to 24.7, 29.3, 45 to 52, 93 to 103, 122 to 137
-// On Zen 1 one row took 0.76 to 0.9 of its time when asked for by the block, two 0.87 to 0.95. 1 to 8 KB make no
-// difference.
-//
-// In the unpacked way, too, a block asks for the next one while its first strip is multiplied: 16 rows of Q4_K took
-// 0.82 of their time, of Q6_K 0.72 (Zen 3).
-template <class P> constexpr int prefetched = P::bytes > 2048 ? P::bytes : 2048;
-
-constexpr int dense_prefetched = 2048; // 4 rows of F16 took 0.67 of their time, 16 of them 0.85 (Zen 3)
-
-PYFLY_INLINE void prefetch(const uint8_t * begin, int bytes) { // may be behind the end, which does no harm
-    for (int line = 0; line < bytes; line += 64) {
-        __builtin_prefetch(begin + line);
-    }
-}
-
 // Where the weights of a block come from: unpacked as they are used, or unpacked before, which pays for many rows.
 template <WeightType type> struct Packed {
     static constexpr int unit_bytes = unit_vectors<Format<type>> * vector;
     const uint8_t * units;
     PYFLY_INLINE I quad(int part, int u, int i) const {
-        return unpack_quad<type>(units + u * unit_bytes + part * part_bytes, i);
+        return unpack_quad<type, offset_of<type>>(units + u * unit_bytes + part * part_bytes, i);
     }
     PYFLY_INLINE void prefetch_unit(int u) const {
         prefetch(units + u * unit_bytes + prefetched<PackedBlock<Format<type>>>, unit_bytes);
@@ -275,9 +196,9 @@ PYFLY_INLINE void add_block(const uint8_t * block, Weights weights, const int32_
     }
 }
 
-// A panel times m rows, unpacked as it goes.
+// A panel times m rows, unpacked as it goes: out[m][at..at + 15].
 template <WeightType type, int m>
-void multiply_strip(const uint8_t * weights, size_t n_in, const int32_t * strip, float * const * out) {
+void multiply_strip(const uint8_t * weights, size_t n_in, const int32_t * strip, float * const * out, size_t at) {
     using F = Format<type>;
     using P = PackedBlock<F>;
     constexpr int n_parts = Simd::parts_together;
@@ -295,7 +216,7 @@ void multiply_strip(const uint8_t * weights, size_t n_in, const int32_t * strip,
     }
     for (int part = 0; part < parts; part++) {
         for (int c = 0; c < m; c++) {
-            Simd::store(out[c] + part * Simd::lanes, sums[part][c]);
+            Simd::store(out[c] + at + part * Simd::lanes, sums[part][c]);
         }
     }
 }
@@ -348,7 +269,8 @@ constexpr decltype(&add_unpacked<type, 1>) unpacked_strips[] = {
     add_unpacked<type, rows<5>>, add_unpacked<type, rows<6>>, add_unpacked<type, rows<7>>, add_unpacked<type, rows<8>>};
 
 template <WeightType type>
-void multiply_panel(const uint8_t * weights, size_t n_in, const int32_t * rows, size_t n_rows, float * const * out) {
+void multiply_panel(const uint8_t * weights, size_t n_in, const int32_t * rows, size_t n_rows, float * const * out,
+                    size_t at) {
     using F = Format<type>;
     using P = PackedBlock<F>;
     using S = Strip<type>;
@@ -356,12 +278,12 @@ void multiply_panel(const uint8_t * weights, size_t n_in, const int32_t * rows, 
     if (n_rows <= Simd::worth_unpacking) {
         for (size_t first = 0; first < n_rows; first += Simd::strip_rows) {
             const size_t m = n_rows - first < Simd::strip_rows ? n_rows - first : Simd::strip_rows;
-            strips<type>[m - 1](weights, n_in, rows + first * n_blocks * S::width, out + first);
+            strips<type>[m - 1](weights, n_in, rows + first * n_blocks * S::width, out + first, at);
         }
         return;
     }
     alignas(64) uint8_t quads[F::block / 4 * vector];
-    alignas(64) float sums[most_rows * panel];
+    alignas(64) float sums[rows_together * panel];
     std::memset(sums, 0, n_rows * panel * sizeof(float));
     for (size_t b = 0; b < n_blocks; b++) {
         const uint8_t * block = weights + b * P::bytes;
@@ -375,7 +297,16 @@ void multiply_panel(const uint8_t * weights, size_t n_in, const int32_t * rows, 
         }
     }
     for (size_t c = 0; c < n_rows; c++) {
-        std::memcpy(out[c], sums + c * panel, panel * sizeof(float));
+        std::memcpy(out[c] + at, sums + c * panel, panel * sizeof(float));
+    }
+}
+
+template <WeightType type>
+void multiply(const uint8_t * panels, size_t n_panels, size_t n_in, const int32_t * rows, size_t n_rows,
+              float * const * out) {
+    const size_t bytes = n_in / Format<type>::block * PackedBlock<Format<type>>::bytes;
+    for (size_t p = 0; p < n_panels; p++) {
+        multiply_panel<type>(panels + p * bytes, n_in, rows, n_rows, out, p * panel);
     }
 }
 
@@ -402,7 +333,7 @@ constexpr int chains_together(int m) {
 }
 
 template <WeightType type, int m>
-void multiply_dense_strip(const uint8_t * weights, size_t n_in, const int32_t * strip, float * const * out) {
+void multiply_dense_strip(const uint8_t * weights, size_t n_in, const int32_t * strip, float * const * out, size_t at) {
     constexpr int n_own = chains_together(m);
     V sums[n_chains][parts][m];
     for (int k = 0; k < n_chains; k++) {
@@ -455,7 +386,7 @@ void multiply_dense_strip(const uint8_t * weights, size_t n_in, const int32_t * 
     }
     for (int part = 0; part < parts; part++) {
         for (int c = 0; c < m; c++) {
-            Simd::store(out[c] + part * Simd::lanes,
+            Simd::store(out[c] + at + part * Simd::lanes,
                         Simd::add_floats(Simd::add_floats(sums[0][part][c], sums[1][part][c]),
                                          Simd::add_floats(sums[2][part][c], sums[3][part][c])));
         }
@@ -473,11 +404,14 @@ constexpr decltype(&multiply_dense_strip<type, 1>) dense_strips[] = {multiply_de
                                                                      multiply_dense_strip<type, dense_rows<6>>};
 
 template <WeightType type>
-void multiply_dense_panel(const uint8_t * weights, size_t n_in, const int32_t * rows, size_t n_rows,
-                          float * const * out) {
-    for (size_t first = 0; first < n_rows; first += Simd::dense_strip_rows) {
-        const size_t m = n_rows - first < Simd::dense_strip_rows ? n_rows - first : Simd::dense_strip_rows;
-        dense_strips<type>[m - 1](weights, n_in, rows + first * n_in, out + first);
+void multiply_dense(const uint8_t * panels, size_t n_panels, size_t n_in, const int32_t * rows, size_t n_rows,
+                    float * const * out) {
+    const size_t bytes = n_in * panel * dense_width(type);
+    for (size_t p = 0; p < n_panels; p++) {
+        for (size_t first = 0; first < n_rows; first += Simd::dense_strip_rows) {
+            const size_t m = n_rows - first < Simd::dense_strip_rows ? n_rows - first : Simd::dense_strip_rows;
+            dense_strips<type>[m - 1](panels + p * bytes, n_in, rows + first * n_in, out + first, p * panel);
+        }
     }
 }
 
@@ -501,16 +435,16 @@ const Products * products(WeightType type) {
     switch (type) {
 #define PYFLY_PRODUCTS(name)                                                                                           \
     case WeightType::name: {                                                                                           \
-        static const Products all = {Simd::strip_rows, words<WeightType::name>, quantise<WeightType::name>,            \
-                                     multiply_panel<WeightType::name>};                                                \
+        static const Products all = {Simd::strip_rows, rows_together, words<WeightType::name>,                         \
+                                     quantise<WeightType::name>, multiply<WeightType::name>};                          \
         return &all;                                                                                                   \
     }
         PYFLY_FOR_EACH_FORMAT(PYFLY_PRODUCTS)
 #undef PYFLY_PRODUCTS
 #define PYFLY_DENSE(name)                                                                                              \
     case WeightType::name: {                                                                                           \
-        static const Products all = {Simd::dense_strip_rows, dense_words, interleave,                                  \
-                                     multiply_dense_panel<WeightType::name>};                                          \
+        static const Products all = {Simd::dense_strip_rows, rows_together, dense_words, interleave,                   \
+                                     multiply_dense<WeightType::name>};                                                \
         return &all;                                                                                                   \
     }
         PYFLY_DENSE(f32)

@@ -8,22 +8,27 @@
 
 namespace pyfly::kernels {
 
-// Most rows of one multiplication: a whole number of strips for every instruction set.
-constexpr size_t most_rows = 48;
+constexpr size_t most_rows = 128; // of one multiplication, on any instruction set
+
+constexpr size_t read_behind = 1024; // bytes behind rows that may be read
+
+constexpr size_t strip_alignment = 64; // bytes; not required, but multiplication is slower without it
 
 // What there is for one type on one instruction set. Rows are quantised into strips of `strip_rows` consecutive rows,
 // the last one of fewer; strip s of rows with n_in inputs begins at word s * strip_rows * row_words(n_in).
 struct Products {
-    size_t strip_rows;                // divides most_rows
+    size_t strip_rows;
+    size_t rows_together;             // most rows of one multiplication: whole strips, and at most `most_rows`
     size_t (*row_words)(size_t n_in); // int32 that a row takes
 
     // Writes x[n_in] as row `row` of a strip of m rows. A row with a NaN or an infinity gives products that are not
     // finite.
     void (*quantise)(const float * x, size_t n_in, int32_t * strip, int m, int row);
 
-    // out[r][16] receives the products of the panel's 16 outputs with row r, for 1 <= n_rows <= most_rows rows of
-    // strips.
-    void (*multiply)(const uint8_t * panel, size_t n_in, const int32_t * strips, size_t n_rows, float * const * out);
+    // out[r][16 * n_panels] receives the products of the outputs of consecutive panels with row r, for 1 <= n_rows <=
+    // rows_together rows of strips. Up to `read_behind` bytes behind the last strip are read, whatever they are.
+    void (*multiply)(const uint8_t * panels, size_t n_panels, size_t n_in, const int32_t * strips, size_t n_rows,
+                     float * const * out);
 };
 
 namespace avx2 {
@@ -35,12 +40,19 @@ const Products * products(WeightType type);
 namespace avx512vnni {
 const Products * products(WeightType type);
 }
+namespace amx {
+const Products * products(WeightType type, size_t n_rows); // null where avx512vnni's are used
+}
 
-// The instruction set in use: "avx512vnni", "avxvnni", "avx2", or "none" where there is none of them: the best that
-// this processor has, or at most the one that the environment variable PYFLY_ISA names.
+// The instruction set in use: "amx", "avx512vnni", "avxvnni", "avx2", or "none" where there is none of them: the best
+// that this processor has, or at most the one that the environment variable PYFLY_ISA names. With "amx" few rows and
+// floats are multiplied as with "avx512vnni".
 const char * instruction_set();
 
-// For a type on that instruction set; null where there are none.
-const Products * products(WeightType type);
+// For this many rows of a type on that instruction set; null where there are none, which no number of rows changes.
+const Products * products(WeightType type, size_t n_rows);
+
+// The most int32 that a row of a type takes, whatever the number of rows. Requires that there are products for it.
+size_t most_row_words(WeightType type, size_t n_in);
 
 } // namespace pyfly::kernels

@@ -1,5 +1,6 @@
 // Products of bytes with VNNI: four unsigned times four signed bytes, added to 32 bits in one instruction.
 #include "lanes.h"
+#include "quantise.h"
 
 namespace pyfly::kernels {
 namespace PYFLY_KERNELS_LEVEL {
@@ -19,7 +20,7 @@ template <class Lanes, class Own> struct Vnni : Lanes {
     }
 
     // The negated amount by which the products of unsigned weights with q[n] exceed those of the signed ones.
-    template <int n, int offset> PYFLY_LANES int32_t start_of(const int8_t * q) { return -offset * sum_of(q, n); }
+    template <int n, int offset> PYFLY_LANES int32_t start_of(const int8_t * q) { return -offset * sum_of<n>(q); }
 
     // Adds the products of n_quads quads of each part with m rows: times its scale if is_scaled, of the signed weights
     // if has_starts. strip[n_quads][m]; starts[m].

@@ -201,7 +201,7 @@ void pyfly_kernels_take_everywhere(uint64_t what) {
 uint64_t pyfly_kernels_types(void) {
     uint64_t types = 0;
     for (int32_t type = 0; type < 64; type++) {
-        if (pyfly::kernels::products(static_cast<pyfly::kernels::WeightType>(type)) != nullptr) {
+        if (pyfly::kernels::products(static_cast<pyfly::kernels::WeightType>(type), 1) != nullptr) {
             types |= uint64_t{1} << type;
         }
     }

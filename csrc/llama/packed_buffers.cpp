@@ -74,7 +74,7 @@ constexpr int64_t most_f32_outputs = 1024; // routers of experts have fewer; lla
 bool can_pack(const ggml_tensor * weights) {
     return weights->ne[3] == 1 && weights->view_src == nullptr &&
            (weights->type != GGML_TYPE_F32 || weights->ne[1] <= most_f32_outputs) &&
-           kernels::products(type_of(weights)) != nullptr &&
+           kernels::products(type_of(weights), 1) != nullptr &&
            kernels::can_pack(type_of(weights), static_cast<size_t>(weights->ne[0]),
                              static_cast<size_t>(weights->ne[1]));
 }
@@ -114,25 +114,55 @@ void quantise_row(const Products & products, const float * x, size_t n_in, int32
                       static_cast<int>(std::min(products.strip_rows, n - first)), static_cast<int>(r - first));
 }
 
+// Runs of strips in the work memory, one for each matrix, which are aligned.
+class Runs {
+  public:
+    Runs(void * memory, size_t words) : begin_(up(reinterpret_cast<uintptr_t>(memory))), words_(words) {}
+
+    // The run of matrix `i`, before which there are n rows. Rows have at most `words` words.
+    int32_t * of(size_t i, size_t n) const {
+        return reinterpret_cast<int32_t *>(begin_ + up(n * words_ * sizeof(int32_t)) + i * kernels::strip_alignment);
+    }
+
+    // Bytes of work memory for n rows of n_matrices.
+    static size_t bytes(size_t n_matrices, size_t n, size_t words) {
+        return n * words * sizeof(int32_t) + (n_matrices + 2) * kernels::strip_alignment + kernels::read_behind;
+    }
+
+  private:
+    uintptr_t begin_;
+    size_t words_;
+
+    static uintptr_t up(uintptr_t address) {
+        constexpr uintptr_t to = kernels::strip_alignment;
+        return (address + to - 1) / to * to;
+    }
+};
+
 // Panels begin..end - 1 of a matrix times n rows of strips; `row_out(r)` is where outputs of row r go.
 template <class RowOut>
 void multiply_panels(const Products & products, const ggml_tensor * matrix, const uint8_t * weights,
                      const int32_t * strips, size_t n, size_t begin, size_t end, RowOut row_out) {
     const size_t n_in = static_cast<size_t>(matrix->ne[0]), n_out = static_cast<size_t>(matrix->ne[1]);
     const size_t panel_bytes = kernels::panel_bytes(type_of(matrix), n_in);
+    const size_t n_whole = std::min(end, n_out / kernels::panel) - begin; // of whole panels; the last has fewer outputs
     float * out[kernels::most_rows];
-    float last[kernels::most_rows][kernels::panel]; // of a panel with fewer outputs
-    for (size_t first = 0; first < n; first += kernels::most_rows) {
-        const size_t n_now = std::min(kernels::most_rows, n - first);
+    float last[kernels::most_rows][kernels::panel];
+    for (size_t first = 0; first < n; first += products.rows_together) {
+        const size_t n_now = std::min(products.rows_together, n - first);
         const int32_t * rows = strips + first * products.row_words(n_in);
-        for (size_t p = begin; p < end; p++) {
-            const size_t n_own = std::min<size_t>(kernels::panel, n_out - p * kernels::panel);
+        for (size_t r = 0; r < n_now; r++) {
+            out[r] = row_out(first + r) + begin * kernels::panel;
+        }
+        products.multiply(weights + begin * panel_bytes, n_whole, n_in, rows, n_now, out);
+        if (begin + n_whole < end) {
+            const size_t at = begin + n_whole;
             for (size_t r = 0; r < n_now; r++) {
-                out[r] = n_own == kernels::panel ? row_out(first + r) + p * kernels::panel : last[r];
+                out[r] = last[r];
             }
-            products.multiply(weights + p * panel_bytes, n_in, rows, n_now, out);
-            for (size_t r = 0; n_own < kernels::panel && r < n_now; r++) {
-                std::copy_n(last[r], n_own, row_out(first + r) + p * kernels::panel);
+            products.multiply(weights + at * panel_bytes, 1, n_in, rows, n_now, out);
+            for (size_t r = 0; r < n_now; r++) {
+                std::copy_n(last[r], n_out - at * kernels::panel, row_out(first + r) + at * kernels::panel);
             }
         }
     }
@@ -154,11 +184,12 @@ class PackedTraits : public TensorTraits {
   public:
     bool work_size(int, const ggml_tensor * op, size_t & size) override {
         const ggml_tensor * weights = op->src[0];
-        const size_t words = kernels::products(type_of(weights))->row_words(static_cast<size_t>(weights->ne[0]));
+        const size_t words = kernels::most_row_words(type_of(weights), static_cast<size_t>(weights->ne[0]));
         const size_t n = static_cast<size_t>(op->ne[1] * op->ne[2] * op->ne[3]);
-        size = n * words * sizeof(int32_t);
+        const size_t n_matrices = static_cast<size_t>(weights->ne[2]);
+        size = Runs::bytes(n_matrices, n, words);
         if (op->op == GGML_OP_MUL_MAT_ID) {
-            size += (n + 2 * static_cast<size_t>(weights->ne[2]) + 1) * sizeof(int32_t);
+            size += (n + 2 * n_matrices + 1) * sizeof(int32_t);
         }
         return true;
     }
@@ -176,21 +207,20 @@ class PackedTraits : public TensorTraits {
     // Several matrices share the rows' third dimension evenly: each has a run of strips of its own.
     static void multiply(const ComputeParams & params, ggml_tensor * op) {
         const ggml_tensor *weights = op->src[0], *x = op->src[1];
-        const Products & products = *kernels::products(type_of(weights));
         const size_t n_in = static_cast<size_t>(weights->ne[0]), n_matrices = static_cast<size_t>(weights->ne[2]);
         const size_t n = static_cast<size_t>(op->ne[1] * op->ne[2] * op->ne[3]), n_each = n / n_matrices;
-        const size_t words = products.row_words(n_in);
+        const Products & products = *kernels::products(type_of(weights), n_each);
         const auto row_of = [&](size_t matrix,
                                 size_t i) { // number i of those of a matrix, counted over three dimensions
             const size_t ne1 = static_cast<size_t>(op->ne[1]), ne2 = static_cast<size_t>(op->ne[2]);
             const size_t n_own = ne2 / n_matrices;
             return static_cast<int64_t>(i % ne1 + ne1 * (matrix * n_own + i / ne1 % n_own + ne2 * (i / ne1 / n_own)));
         };
-        int32_t * strips = static_cast<int32_t *>(params.work);
+        const Runs runs(params.work, products.row_words(n_in));
         std::vector<float> gathered;
         for (size_t r = static_cast<size_t>(params.thread); r < n; r += static_cast<size_t>(params.n_threads)) {
             const size_t matrix = r / n_each, i = r % n_each;
-            quantise_row(products, read_row(x, row_of(matrix, i), gathered), n_in, strips + matrix * n_each * words,
+            quantise_row(products, read_row(x, row_of(matrix, i), gathered), n_in, runs.of(matrix, matrix * n_each),
                          n_each, i);
         }
         begin_chunks(params);
@@ -198,7 +228,7 @@ class PackedTraits : public TensorTraits {
         share(params, kernels::n_panels(static_cast<size_t>(weights->ne[1])), n_matrices,
               [&](size_t matrix, size_t begin, size_t end) {
                   multiply_panels(products, weights, static_cast<const uint8_t *>(weights->data) + matrix * n_bytes,
-                                  strips + matrix * n_each * words, n_each, begin, end, [&](size_t i) {
+                                  runs.of(matrix, matrix * n_each), n_each, begin, end, [&](size_t i) {
                                       return reinterpret_cast<float *>(
                                           row_at(static_cast<char *>(op->data), op, row_of(matrix, i)));
                                   });
@@ -207,17 +237,17 @@ class PackedTraits : public TensorTraits {
 
     // Each token goes to the experts that op->src[2] names for it: [n_used, n_tokens] int32. The work memory holds
     // where each expert's rows begin, [n_experts + 1]; the experts that have rows, [n_experts]; the rows by expert,
-    // [n], row r being token r / n_used and its expert r % n_used; and their strips.
+    // [n], row r being token r / n_used and its expert r % n_used; and their runs of
+    // strips.
     static void multiply_experts(const ComputeParams & params, ggml_tensor * op) {
         const ggml_tensor *weights = op->src[0], *x = op->src[1], *ids = op->src[2];
-        const Products & products = *kernels::products(type_of(weights));
         const size_t n_in = static_cast<size_t>(weights->ne[0]), n_experts = static_cast<size_t>(weights->ne[2]);
         const int64_t n_used = ids->ne[0];
-        const size_t n = static_cast<size_t>(n_used * ids->ne[1]), words = products.row_words(n_in);
+        const size_t n = static_cast<size_t>(n_used * ids->ne[1]);
         int32_t * begins = static_cast<int32_t *>(params.work);
         int32_t * busy = begins + n_experts + 1;
         int32_t * rows = busy + n_experts;
-        int32_t * strips = rows + n;
+        const Runs runs(rows + n, kernels::most_row_words(type_of(weights), n_in));
         const auto expert_of = [&](size_t r) {
             const int64_t used = static_cast<int64_t>(r) % n_used, token = static_cast<int64_t>(r) / n_used;
             int32_t expert;
@@ -255,11 +285,12 @@ class PackedTraits : public TensorTraits {
         std::vector<float> gathered;
         for (size_t e = 0; e < n_experts; e++) {
             const size_t first = static_cast<size_t>(begins[e]), n_own = static_cast<size_t>(begins[e + 1]) - first;
+            const Products & products = *kernels::products(type_of(weights), n_own);
             for (size_t i = 0; i < n_own; i++) {
                 if ((first + i) % static_cast<size_t>(params.n_threads) == static_cast<size_t>(params.thread)) {
                     const int64_t r = rows[first + i];
                     const int64_t row = r / n_used * x->ne[1] + r % n_used % x->ne[1];
-                    quantise_row(products, read_row(x, row, gathered), n_in, strips + first * words, n_own, i);
+                    quantise_row(products, read_row(x, row, gathered), n_in, runs.of(e, first), n_own, i);
                 }
             }
         }
@@ -268,11 +299,13 @@ class PackedTraits : public TensorTraits {
         share(params, kernels::n_panels(static_cast<size_t>(weights->ne[1])), n_busy,
               [&](size_t k, size_t begin, size_t end) {
                   const size_t e = static_cast<size_t>(busy[k]), first = static_cast<size_t>(begins[e]);
-                  multiply_panels(
-                      products, weights, static_cast<const uint8_t *>(weights->data) + e * expert_bytes,
-                      strips + first * words, static_cast<size_t>(begins[e + 1]) - first, begin, end, [&](size_t i) {
-                          return reinterpret_cast<float *>(row_at(static_cast<char *>(op->data), op, rows[first + i]));
-                      });
+                  const size_t n_own = static_cast<size_t>(begins[e + 1]) - first;
+                  multiply_panels(*kernels::products(type_of(weights), n_own), weights,
+                                  static_cast<const uint8_t *>(weights->data) + e * expert_bytes, runs.of(e, first),
+                                  n_own, begin, end, [&](size_t i) {
+                                      return reinterpret_cast<float *>(
+                                          row_at(static_cast<char *>(op->data), op, rows[first + i]));
+                                  });
               });
     }
 
@@ -507,7 +540,7 @@ std::string try_to_install() {
         return wanted == nullptr || *wanted == '\0'
                    ? "this processor has no AVX2"
                    : std::string("PYFLY_ISA is ") + wanted +
-                         "; of avx512vnni, avxvnni and avx2, best first, this processor has none from there on";
+                         "; of amx, avx512vnni, avxvnni and avx2, best first, this processor has none from there on";
     }
     if (!look_up(library.extra_buffer_types, "_Z39ggml_backend_cpu_get_extra_buffer_typesv") ||
         !look_up(library.barrier, "ggml_barrier") || !look_up(library.set_chunk, "ggml_threadpool_chunk_set") ||

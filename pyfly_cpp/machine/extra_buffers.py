@@ -73,7 +73,7 @@ def verdict() -> BufferVerdict:
             f"set {VARIABLE}=1 if they are known to work",
         )
     return BufferVerdict(
-        True, "all but AMX, which is slower than our kernels and crashes in some builds (GCC bug 114098)"
+        True, "all but llama.cpp's AMX, which is slower than our kernels and crashes in some builds (GCC bug 114098)"
     )
 
 

@@ -155,10 +155,11 @@ std::vector<uint8_t> make_rows(const Type & type, size_t n_in, size_t n_out, con
 }
 
 // x[n_rows][n_in] times the packed matrix: [n_rows][n_out].
-std::vector<float> multiply(const Products & products, const std::vector<uint8_t> & packed, size_t n_in, size_t n_out,
+std::vector<float> multiply(WeightType type, const std::vector<uint8_t> & packed, size_t n_in, size_t n_out,
                             const float * x, size_t n_rows) {
+    const Products & products = *pyfly::kernels::products(type, n_rows);
     const size_t words = products.row_words(n_in), n_strip = products.strip_rows;
-    std::vector<int32_t> strips(words * n_rows);
+    std::vector<int32_t> strips(words * n_rows + read_behind / sizeof(int32_t));
     for (size_t r = 0; r < n_rows; r++) {
         const size_t first = r / n_strip * n_strip;
         products.quantise(x + r * n_in, n_in, strips.data() + first * words,
@@ -166,13 +167,10 @@ std::vector<float> multiply(const Products & products, const std::vector<uint8_t
     }
     std::vector<float> out(n_rows * n_out);
     std::vector<float *> places(n_rows);
-    const size_t panel_bytes = packed.size() / (n_out / panel);
-    for (size_t p = 0; p < n_out / panel; p++) {
-        for (size_t r = 0; r < n_rows; r++) {
-            places[r] = out.data() + r * n_out + p * panel;
-        }
-        products.multiply(packed.data() + p * panel_bytes, n_in, strips.data(), n_rows, places.data());
+    for (size_t r = 0; r < n_rows; r++) {
+        places[r] = out.data() + r * n_out;
     }
+    products.multiply(packed.data(), n_out / panel, n_in, strips.data(), n_rows, places.data());
     return out;
 }
 
@@ -194,18 +192,17 @@ void test_type(const Type & type, size_t n_in, const Numbers & numbers, std::mt1
                      unpacked.data() + p * panel * row_bytes(type.type, n_in));
     }
     check(unpacked == rows, what + ": the bytes of the file come back");
-    const Products & products = *pyfly::kernels::products(type.type);
     std::vector<float> x(most_rows * n_in);
     for (size_t i = 0; i < x.size(); i++) {
         x[i] = numbers.activation(random, i);
     }
     std::vector<float> alone;
     for (size_t r = 0; r < most_rows; r++) {
-        const std::vector<float> row = multiply(products, packed, n_in, n_out, x.data() + r * n_in, 1);
+        const std::vector<float> row = multiply(type.type, packed, n_in, n_out, x.data() + r * n_in, 1);
         alone.insert(alone.end(), row.begin(), row.end());
     }
-    for (size_t n = 2; n <= most_rows; n += n < 18 ? 1 : 10) {
-        const std::vector<float> together = multiply(products, packed, n_in, n_out, x.data(), n);
+    for (size_t n = 2; n <= pyfly::kernels::products(type.type, n)->rows_together; n += n < 18 ? 1 : 10) {
+        const std::vector<float> together = multiply(type.type, packed, n_in, n_out, x.data(), n);
         check(std::memcmp(together.data(), alone.data(), together.size() * sizeof(float)) == 0,
               what + ": the bits of " + std::to_string(n) + " rows are those of each alone");
     }
@@ -229,11 +226,11 @@ void test_type(const Type & type, size_t n_in, const Numbers & numbers, std::mt1
     }
     // Zeros, and what is no number.
     std::vector<float> odd(n_in, 0.0f);
-    for (const float value : multiply(products, packed, n_in, n_out, odd.data(), 1)) {
+    for (const float value : multiply(type.type, packed, n_in, n_out, odd.data(), 1)) {
         check(value == 0.0f, what + ": zero");
     }
     odd[n_in / 2] = NAN;
-    for (const float value : multiply(products, packed, n_in, n_out, odd.data(), 1)) {
+    for (const float value : multiply(type.type, packed, n_in, n_out, odd.data(), 1)) {
         check(!std::isfinite(value), what + ": a NaN is not lost");
     }
 }
@@ -260,7 +257,7 @@ int main() {
               std::string(type.name) + ": shapes that do not fit");
         check(type.block == 1 || !can_pack(type.type, 256 + 16, 16), std::string(type.name) + ": half a block");
     }
-    check(!can_pack(static_cast<WeightType>(4), 256, 16) && products(static_cast<WeightType>(5)) == nullptr,
+    check(!can_pack(static_cast<WeightType>(4), 256, 16) && products(static_cast<WeightType>(5), 1) == nullptr,
           "an unknown type");
     std::printf("%s: %s\n", instruction_set(), n_failed == 0 ? "ok" : "failed");
     return n_failed == 0 ? 0 : 1;

@@ -37,10 +37,10 @@ Context make_context() {
 void test_trials() {
     for (int32_t type = 0; type < 64; type++) {
         const auto kind = static_cast<kernels::WeightType>(type);
-        if (kernels::products(kind) == nullptr) {
+        if (kernels::products(kind, 1) == nullptr) {
             continue;
         }
-        for (const int32_t n_rows : {1, 5, 18}) {
+        for (const int32_t n_rows : {1, 5, 18, 150}) {
             check(try_product(kind, 192, {n_rows, 3, 1, true}).error <= 2e-3,
                   "a product of " + std::string(ggml_type_name(static_cast<ggml_type>(type))));
         }
@@ -115,6 +115,57 @@ void test_several_matrices() {
     }
 }
 
+// What experts make of rows[n_tokens][256]: [n_tokens][2][21]. A token goes to the expert that its first number
+// names, and to the last one.
+std::vector<float> of_experts(ggml_tensor * weights, const float * rows, int64_t n_tokens) {
+    const Context context(ggml_init({16 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true}));
+    ggml_tensor * x = ggml_new_tensor_3d(context.get(), GGML_TYPE_F32, 256, 1, n_tokens);
+    ggml_tensor * ids = ggml_new_tensor_2d(context.get(), GGML_TYPE_I32, 2, n_tokens);
+    ggml_tensor * product = ggml_mul_mat_id(context.get(), weights, x, ids);
+    const Buffer buffer(ggml_backend_alloc_ctx_tensors_from_buft(context.get(), ggml_backend_cpu_buffer_type()));
+    ggml_backend_tensor_set(x, rows, 0, ggml_nbytes(x));
+    for (int32_t t = 0; t < n_tokens; t++) {
+        const int32_t own[2] = {static_cast<int32_t>(rows[t * 256]), 3};
+        ggml_backend_tensor_set(ids, own, static_cast<size_t>(t) * sizeof(own), sizeof(own));
+    }
+    ggml_cgraph * graph = ggml_new_graph(context.get());
+    ggml_build_forward_expand(graph, product);
+    ggml_backend_t backend = ggml_backend_cpu_init();
+    ggml_backend_cpu_set_n_threads(backend, 3);
+    check(ggml_backend_graph_compute(backend, graph) == GGML_STATUS_SUCCESS, "a graph is computed");
+    ggml_backend_free(backend);
+    std::vector<float> out(static_cast<size_t>(ggml_nelements(product)));
+    ggml_backend_tensor_get(product, out.data(), 0, ggml_nbytes(product));
+    return out;
+}
+
+// Experts with few rows and with many, whose kernels differ, give the bits of each token alone.
+void test_experts() {
+    constexpr int64_t n_tokens = 70;
+    const Context context = make_context();
+    const PackedBuffers::Taking taking(0);
+    for (const ggml_type type : {GGML_TYPE_Q4_K, GGML_TYPE_Q8_0}) {
+        ggml_tensor * weights = ggml_new_tensor_3d(context.get(), type, 256, 21, 4);
+        const Buffer buffer(ggml_backend_alloc_ctx_tensors_from_buft(context.get(), PackedBuffers::type()));
+        std::vector<float> values(256 * 21 * 4), rows(256 * n_tokens);
+        for (size_t i = 0; i < values.size(); i++) {
+            values[i] = static_cast<float>(i * 7 % 65) / 32.0f - 1.0f;
+        }
+        for (size_t i = 0; i < rows.size(); i++) { // the first of a token names its first expert
+            rows[i] = i % 256 == 0 ? static_cast<float>(i / 256 % 3) : static_cast<float>(i * 11 % 97) / 48.0f - 1.0f;
+        }
+        std::vector<uint8_t> bytes(ggml_nbytes(weights));
+        ggml_quantize_chunk(type, values.data(), bytes.data(), 0, 21 * 4, 256, nullptr);
+        ggml_backend_tensor_set(weights, bytes.data(), 0, bytes.size());
+        const std::vector<float> together = of_experts(weights, rows.data(), n_tokens);
+        for (size_t t = 0; t < n_tokens; t++) {
+            const std::vector<float> alone = of_experts(weights, rows.data() + t * 256, 1);
+            check(std::memcmp(alone.data(), together.data() + t * alone.size(), alone.size() * sizeof(float)) == 0,
+                  "experts give a token alone the same bits");
+        }
+    }
+}
+
 // Contexts that come and go leave nothing, and a state that is restored has its own order.
 void test_caches() {
     CellOrder order;
@@ -159,6 +210,7 @@ int main() {
     test_trials();
     test_weights_come_back();
     test_several_matrices();
+    test_experts();
     test_caches();
     std::printf("%s\n", n_failed == 0 ? "ok" : "failed");
     return n_failed == 0 ? 0 : 1;
