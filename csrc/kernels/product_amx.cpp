@@ -395,35 +395,51 @@ template <WeightType type> TileShapes shapes_for(size_t n_rows) {
     return shapes;
 }
 
+// A panel times n_rows rows: sums[n_rows][16].
+template <WeightType type>
+void multiply_panel(const uint8_t * panel_weights, size_t n_blocks, const int32_t * rows, size_t n_rows, float * sums) {
+    using F = Format<type>;
+    using P = PackedBlock<F>;
+    const size_t words_of_strip = rows_of_strip * n_blocks * Strip<type>::width;
+    for (size_t r = 0; r < n_rows; r++) {
+        Simd::store(sums + r * panel, Simd::zero_float());
+        asm volatile(""); // the compiler would call memset, which took 5 % of the time of a prompt
+    }
+    size_t b = 0;
+    if constexpr (F::has_groups) {
+        for (; b < n_blocks; b++) {
+            add_scaled<type>(panel_weights + b * P::bytes, rows, words_of_strip, b, n_rows, sums);
+        }
+    } else {
+        for (; b + blocks_together <= n_blocks; b += blocks_together) {
+            prefetch(panel_weights + (b + blocks_together) * P::bytes, blocks_together * P::bytes);
+            add_plain<type, blocks_together>(panel_weights + b * P::bytes, rows, words_of_strip, b, n_rows, sums);
+        }
+        for (; b < n_blocks; b++) {
+            add_plain<type, 1>(panel_weights + b * P::bytes, rows, words_of_strip, b, n_rows, sums);
+        }
+    }
+}
+
+// Outputs of a row are written for so many panels at a time, as rows lie in different pages of memory: 96 rows of Q4_K
+// took 0.92 of their time with one, and 0.96 with 2 or 8.
+constexpr size_t panels_together = 4;
+
 template <WeightType type>
 void multiply(const uint8_t * panels, size_t n_panels, size_t n_in, const int32_t * rows, size_t n_rows,
               float * const * out) {
-    using F = Format<type>;
-    using P = PackedBlock<F>;
-    const size_t n_blocks = n_in / F::block, words_of_strip = rows_of_strip * n_blocks * Strip<type>::width;
-    alignas(64) float sums[rows_together * panel];
+    const size_t n_blocks = n_in / Format<type>::block, panel_bytes = n_blocks * PackedBlock<Format<type>>::bytes;
+    alignas(64) float sums[panels_together][rows_together * panel];
     set_tiles(shapes_for<type>(n_rows));
-    for (size_t p = 0; p < n_panels; p++, panels += n_blocks * P::bytes) {
-        for (size_t r = 0; r < n_rows; r++) {
-            Simd::store(sums + r * panel, Simd::zero_float());
-            asm volatile(""); // the compiler would call memset, which took 5 % of the time of a prompt
-        }
-        size_t b = 0;
-        if constexpr (F::has_groups) {
-            for (; b < n_blocks; b++) {
-                add_scaled<type>(panels + b * P::bytes, rows, words_of_strip, b, n_rows, sums);
-            }
-        } else {
-            for (; b + blocks_together <= n_blocks; b += blocks_together) {
-                prefetch(panels + (b + blocks_together) * P::bytes, blocks_together * P::bytes);
-                add_plain<type, blocks_together>(panels + b * P::bytes, rows, words_of_strip, b, n_rows, sums);
-            }
-            for (; b < n_blocks; b++) {
-                add_plain<type, 1>(panels + b * P::bytes, rows, words_of_strip, b, n_rows, sums);
-            }
+    for (size_t first = 0; first < n_panels; first += panels_together) {
+        const size_t n = n_panels - first < panels_together ? n_panels - first : panels_together;
+        for (size_t p = 0; p < n; p++) {
+            multiply_panel<type>(panels + (first + p) * panel_bytes, n_blocks, rows, n_rows, sums[p]);
         }
         for (size_t r = 0; r < n_rows; r++) {
-            std::memcpy(out[r] + p * panel, sums + r * panel, panel * sizeof(float));
+            for (size_t p = 0; p < n; p++) {
+                std::memcpy(out[r] + (first + p) * panel, sums[p] + r * panel, panel * sizeof(float));
+            }
         }
     }
     release_tiles();
