@@ -15,6 +15,7 @@
 #endif
 
 #include "cpu_attention.h"
+#include "file_pages.h"
 #include "ggml-cpu.h"
 #include "ggml_layout.h"
 #include "kernels/packing.h"
@@ -409,6 +410,7 @@ void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, 
     for (std::thread & helper : helpers) {
         helper.join();
     }
+    release_file_pages(data, size); // nobody reads them any more
 }
 
 // What set_tensor() was given: llama.cpp saves models.
