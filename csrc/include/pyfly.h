@@ -328,10 +328,10 @@ uint64_t pyfly_kernels_types(void);
 #define PYFLY_KERNELS_ATTENTION 0x8000000000000000
 #define PYFLY_KERNELS_LOCKED 0x4000000000000000
 
-/* For models that are loaded on this thread before pyfly_kernels_restore: this, and nothing else. Nothing is packed
- * without pyfly_kernels_enable. */
+/* For models that are loaded on this thread before pyfly_kernels_restore: this, and nothing else. At most n_threads
+ * threads pack weights; 0: as many as there are processors. Nothing is packed without pyfly_kernels_enable. */
 typedef struct pyfly_kernels_taking pyfly_kernels_taking;
-pyfly_kernels_taking * pyfly_kernels_take(uint64_t what);
+pyfly_kernels_taking * pyfly_kernels_take(uint64_t what, int32_t n_threads);
 
 /* On the same thread, in reverse order. Returns the bytes of packed weights that the system refused to lock. */
 size_t pyfly_kernels_restore(pyfly_kernels_taking * taking);

@@ -182,10 +182,10 @@ pyfly_status pyfly_kernels_leave_out(const char * buffer_type, pyfly_error * err
     });
 }
 
-pyfly_kernels_taking * pyfly_kernels_take(uint64_t what) {
+pyfly_kernels_taking * pyfly_kernels_take(uint64_t what, int32_t n_threads) {
     static_assert(PYFLY_KERNELS_ATTENTION == pyfly::PackedBuffers::attention);
     static_assert(PYFLY_KERNELS_LOCKED == pyfly::PackedBuffers::locked);
-    return new pyfly_kernels_taking{pyfly::PackedBuffers::Taking(what)};
+    return new pyfly_kernels_taking{pyfly::PackedBuffers::Taking(what, n_threads)};
 }
 
 size_t pyfly_kernels_restore(pyfly_kernels_taking * taking) {

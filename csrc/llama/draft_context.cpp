@@ -86,11 +86,12 @@ std::string vocabulary_difference(const llama_vocab * target, const llama_vocab 
     return {};
 }
 
-ModelPointer load(const ModelFile & file, const llama_model_params & params, uint64_t kernel_types, const char * what) {
+ModelPointer load(const ModelFile & file, const llama_model_params & params, uint64_t kernel_types, int32_t n_threads,
+                  const char * what) {
     ModelPointer model;
     {
         const AbortGuard guard;
-        const PackedBuffers::Taking taking(kernel_types);
+        const PackedBuffers::Taking taking(kernel_types, n_threads);
         model.reset(llama_model_load_from_file(file.path().c_str(), params));
     }
     if (!model) {
@@ -139,7 +140,7 @@ OpenDraft open_with_weights(const LlamaTarget & target, const pyfly_draft_model_
             params.devices = of_target.empty() ? nullptr : of_target.data();
         }
         params.use_extra_bufts = config.use_extra_bufts != 0;
-        return load(file, params, config.kernel_types, what);
+        return load(file, params, config.kernel_types, config.n_threads, what);
     };
 }
 
@@ -150,7 +151,7 @@ ModelPointer open_without_weights(const ModelFile & file, const char * what, Dra
     params.no_alloc = true;
     load_head(params, kind == DraftKind::mtp_head);
     params.use_extra_bufts = false;
-    return load(file, params, 0, what);
+    return load(file, params, 0, 0, what);
 }
 
 ModelPointer open_sharing_vocabulary(const llama_model * target, const ModelFile & file, const OpenDraft & open,

@@ -398,7 +398,8 @@ void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, 
                                 panels.n_rows(p), static_cast<uint8_t *>(tensor->data) + p * panels.packed_bytes);
         }
     };
-    const size_t n_most = std::max<size_t>(std::thread::hardware_concurrency(), 1);
+    const int32_t n_given = taking_here == nullptr ? 0 : taking_here->n_threads;
+    const size_t n_most = n_given > 0 ? static_cast<size_t>(n_given) : std::thread::hardware_concurrency();
     std::vector<std::thread> helpers;
     try {
         for (size_t i = 1; i < std::min(n_most, size / worth_a_thread); i++) {
@@ -599,7 +600,8 @@ std::string PackedBuffers::enable() {
     return why_not;
 }
 
-PackedBuffers::Taking::Taking(uint64_t what) : what(what), before_(taking_here) {
+PackedBuffers::Taking::Taking(uint64_t what, int32_t n_threads)
+    : what(what), n_threads(n_threads), before_(taking_here) {
     taking_here = this;
 }
 

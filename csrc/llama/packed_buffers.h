@@ -28,15 +28,17 @@ class PackedBuffers {
     // planned by one thread and computed by others.
     static constexpr uint64_t attention = uint64_t{1} << 63, locked = uint64_t{1} << 62;
 
-    // For models that are loaded while one lives, on its thread. Nothing is taken unless enable() has succeeded.
+    // For models that are loaded while one lives, on its thread. At most n_threads threads pack weights; 0: as many as
+    // there are processors. Nothing is taken unless enable() has succeeded.
     class Taking {
       public:
-        explicit Taking(uint64_t what);
+        explicit Taking(uint64_t what, int32_t n_threads = 0);
         ~Taking();
         Taking(const Taking &) = delete;
         Taking & operator=(const Taking &) = delete;
 
         const uint64_t what;
+        const int32_t n_threads;
         size_t n_unlocked = 0; // bytes that the system refused to lock
 
       private:

@@ -59,10 +59,13 @@ KERNELS_LOCKED = int(lib.PYFLY_KERNELS_LOCKED)
 
 
 @contextlib.contextmanager
-def kernels_taken(what: int, when_unlocked: Callable[[int], object] = lambda _: None) -> Iterator[None]:
+def kernels_taken(
+    what: int, n_threads: int = 0, when_unlocked: Callable[[int], object] = lambda _: None
+) -> Iterator[None]:
     """Models that are loaded inside, on this thread, get what these bits stand for: bit t packs weights of ggml type t;
-    and the two above. If the system refuses to lock weights, `when_unlocked` is called at the end with their bytes."""
-    taking = lib.pyfly_kernels_take(what)
+    and the two above. At most n_threads threads pack weights; 0: as many as there are processors. If the system refuses
+    to lock weights, `when_unlocked` is called at the end with their bytes."""
+    taking = lib.pyfly_kernels_take(what, n_threads)
     try:
         yield
     finally:

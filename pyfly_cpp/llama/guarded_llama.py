@@ -142,7 +142,9 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             is_ours = self._kernels.attends(info) and kernels.is_for_attention(kwargs)
             kwargs["flash_attn"] = is_ours or needs_flash_attention(kwargs.get("type_v"))
         try:
-            with _native.load_guard(), _native.kernels_taken(_locked(self._kernels.bits, kwargs), _warn_of_unlocked):
+            wish = _locked(self._kernels.bits, kwargs)
+            taken = _native.kernels_taken(wish, kwargs["n_threads_batch"], _warn_of_unlocked)
+            with _native.load_guard(), taken:
                 super().__init__(model_path, **kwargs)
         except ValueError as error:
             self.close()  # the traceback may keep this object for long
