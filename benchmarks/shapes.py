@@ -2,8 +2,8 @@
 
     python benchmarks/shapes.py FROM.gguf OUT.gguf [--shape 7b]
 
-The shapes are those of Qwen2.5: 3b, 7b, 14b and 32b. Types of weights are those of Q4_K_M; the vocabulary is that of FROM,
-a file of a smaller Qwen2.5. The answers of such a model are noise.
+The shapes are those of Qwen2.5: 3b, 7b, 14b and 32b. Types of weights are those of Q4_K_M; the vocabulary is that of
+FROM, a file of a smaller Qwen2.5. The answers of such a model are noise.
 """
 
 from __future__ import annotations
