@@ -86,11 +86,12 @@ int main(int argc, char ** argv) {
         return 1;
     }
     const int n_repeats = argc > 1 ? std::atoi(argv[1]) : 7;
-    const size_t n_mib = argc > 2 ? static_cast<size_t>(std::atoi(argv[2])) : 96;
-    if (n_repeats < 1 || n_mib < 1) {
+    const int n_given = argc > 2 ? std::atoi(argv[2]) : 96;
+    if (n_repeats < 1 || n_given < 1) {
         std::printf("give numbers of repeats and MiB, at least 1\n");
         return 1;
     }
+    const size_t n_mib = static_cast<size_t>(n_given);
     std::vector<uint8_t> weights((n_mib << 20) + slack), exponents(weights.size(), 0x78);
     std::mt19937 random(1);
     for (size_t i = 0; i < weights.size(); i += 2) { // numbers of any type of float are small, and none is subnormal

@@ -55,7 +55,7 @@ class Writer:
     """Writes matrices of such blocks, vectors, and the header of another file."""
 
     def __init__(self, path: str) -> None:
-        self.file = GGUFWriter(path, "qwen2")
+        self.file = GGUFWriter(path, "qwen2", use_temp_file=True)
         random = np.random.default_rng(SEED)
         self.blocks = {kind: blocks(kind, random) for kind in (Type.Q4_K, Type.Q6_K)}
 

@@ -298,7 +298,7 @@ pyfly_status pyfly_context_memory(const void * llama_context, pyfly_memory * out
 
 /* ---- Kernels ----------------------------------------------------------------------------------------------------- */
 
-/* Instruction set of the products of packed weights: "amx", which only many rows use, few ones as with "avx512vnni";
+/* Instruction set of the products of packed weights: "amx" (few rows are multiplied as with "avx512vnni" then),
  * "avx512vnni", "avxvnni", "avx2", or "none" where this machine has none of them. At most the one that the environment
  * variable PYFLY_ISA names. Static storage. */
 const char * pyfly_kernels_isa(void);

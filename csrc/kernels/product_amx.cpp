@@ -34,6 +34,7 @@ constexpr int rows_of_strip = tile_rows, tile_inputs = 64;
 
 // Unpacked weights serve so many: a prompt of 512 took 0.97 of the time with 96, and 256 were not better.
 constexpr size_t rows_together = 128;
+static_assert(rows_together <= most_rows && rows_together % rows_of_strip == 0 && read_behind >= tile_bytes, "");
 
 // From so many rows on tiles are faster than AVX-512 VNNI, with weights in a core's cache. Without groups 24 rows took
 // 0.86 to 0.92 of the time, and 17 rows 1.0 to 1.28. With groups 9 rows took 0.63 to 0.92 (but IQ4_XS 1.17, and 0.97

@@ -15,7 +15,7 @@ struct InstructionSet {
     const char * name;
     const Products * (*products)(WeightType type);
     const Attention * attention;
-    const Products * (*of_many_rows)(WeightType type, size_t n_rows) = nullptr; // it gives null: as for few
+    const Products * (*of_many_rows)(WeightType type, size_t n_rows) = nullptr; // null: `products`
 };
 
 InstructionSet choose() {

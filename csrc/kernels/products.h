@@ -49,7 +49,7 @@ const Products * products(WeightType type, size_t n_rows); // null where avx512v
 // floats are multiplied as with "avx512vnni".
 const char * instruction_set();
 
-// For this many rows of a type on that instruction set; null where there are none, which no number of rows changes.
+// For this many rows of a type on that instruction set. Null for a type without products, whatever the number of rows.
 const Products * products(WeightType type, size_t n_rows);
 
 // The most int32 that a row of a type takes, whatever the number of rows. Requires that there are products for it.

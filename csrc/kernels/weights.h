@@ -1,5 +1,6 @@
 // Packed weights as vectors. Included behind simd_<level>.h, which defines `Simd`, by files that are compiled for its
 // instruction set.
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -40,23 +41,6 @@ template <WeightType type, int offset> PYFLY_INLINE I unpack_quad(const uint8_t 
         return q;
     }
 }
-
-// Weights are asked for this many bytes before they are used: a block, and at least 2 KB. Each unit asks for the same
-// unit there, and with two parts each part does (one of them alone was slower): a block that asks for all of the next
-// one before it begins fills the queue of loads. Measured on Zen 4, two cores, Qwen2.5-Coder-1.5B Q4_K_M, in ms for
-// 1, 2, 4, 8 and 11 rows:
-//   AVX-512 VNNI, by the unit 23.7, 25.2, 31.5, 58.0, 74.9; by the block 24.8, 31.5, 38.5, 76.2, 94.0;
-//     not asked for 22.3, 24.7, 32.2, 55.1 to 67.0, 71.6 to 83.3
-//   AVX2, by the unit 30.9, 31.3, 43.6, 83.0, 113; by the block 31.3, 34.3, 57.3, 101, 134;
-//     not asked for 23 to 24.7, 29.3, 45 to 52, 93 to 103, 122 to 137
-// On Zen 1 one row took 0.76 to 0.9 of its time when asked for by the block, two 0.87 to 0.95. 1 to 8 KB make no
-// difference.
-//
-// In the unpacked way, too, a block asks for the next one while its first strip is multiplied: 16 rows of Q4_K took
-// 0.82 of their time, of Q6_K 0.72 (Zen 3).
-template <class P> constexpr int prefetched = P::bytes > 2048 ? P::bytes : 2048;
-
-constexpr int dense_prefetched = 2048; // 4 rows of F16 took 0.67 of their time, 16 of them 0.85 (Zen 3)
 
 PYFLY_INLINE void prefetch(const uint8_t * begin, int bytes) { // may be behind the end, which does no harm
     for (int line = 0; line < bytes; line += 64) {

@@ -140,7 +140,8 @@ OpenDraft open_with_weights(const LlamaTarget & target, const pyfly_draft_model_
             params.devices = of_target.empty() ? nullptr : of_target.data();
         }
         params.use_extra_bufts = config.use_extra_bufts != 0;
-        return load(file, params, config.kernel_types, config.n_threads, what);
+        const int32_t n_threads = config.n_threads > 0 ? config.n_threads : target.thread_pool().size().n_batch;
+        return load(file, params, config.kernel_types, n_threads, what);
     };
 }
 

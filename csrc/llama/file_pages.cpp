@@ -20,9 +20,9 @@ struct CloseFile {
     void operator()(FILE * file) const { std::fclose(file); }
 };
 
-// Whether these addresses lie in one mapping of a file that cannot be written to. Its pages hold nothing that the file
-// does not.
-bool is_read_only_file(uintptr_t begin, uintptr_t end) {
+// Whether these addresses lie in one shared mapping of a file that this process cannot write to. A private one may hold
+// what was written before it became read-only.
+bool is_shared_file(uintptr_t begin, uintptr_t end) {
     const std::unique_ptr<FILE, CloseFile> maps(std::fopen("/proc/self/maps", "re"));
     if (maps == nullptr) {
         return false;
@@ -36,7 +36,7 @@ bool is_read_only_file(uintptr_t begin, uintptr_t end) {
         const bool is_whole = is_first_part && std::sscanf(line, "%" SCNxPTR "-%" SCNxPTR " %4s %*x %*x:%*x %lu",
                                                            &own_begin, &own_end, permissions, &inode) == 4;
         if (is_whole && own_begin <= begin && end <= own_end) {
-            return inode != 0 && permissions[1] == '-';
+            return inode != 0 && permissions[1] == '-' && permissions[3] == 's';
         }
         size_t n = 0;
         while (line[n] != '\0' && line[n] != '\n') {
@@ -53,7 +53,7 @@ bool release_file_pages(const void * data, size_t size) {
     const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
     const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + page - 1) / page * page;
     const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + size) / page * page;
-    return begin < end && is_read_only_file(begin, end) &&
+    return begin < end && is_shared_file(begin, end) &&
            madvise(reinterpret_cast<void *>(begin), end - begin, MADV_DONTNEED) == 0;
 }
 

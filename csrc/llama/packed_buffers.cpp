@@ -155,7 +155,9 @@ void multiply_panels(const Products & products, const ggml_tensor * matrix, cons
         for (size_t r = 0; r < n_now; r++) {
             out[r] = row_out(first + r) + begin * kernels::panel;
         }
-        products.multiply(weights + begin * panel_bytes, n_whole, n_in, rows, n_now, out);
+        if (n_whole > 0) {
+            products.multiply(weights + begin * panel_bytes, n_whole, n_in, rows, n_now, out);
+        }
         if (begin + n_whole < end) {
             const size_t at = begin + n_whole;
             for (size_t r = 0; r < n_now; r++) {
@@ -238,8 +240,8 @@ class PackedTraits : public TensorTraits {
 
     // Each token goes to the experts that op->src[2] names for it: [n_used, n_tokens] int32. The work memory holds
     // where each expert's rows begin, [n_experts + 1]; the experts that have rows, [n_experts]; the rows by expert,
-    // [n], row r being token r / n_used and its expert r % n_used; and their runs of
-    // strips.
+    // [n], row r being token r / n_used and its expert r % n_used; and
+    // their runs of strips.
     static void multiply_experts(const ComputeParams & params, ggml_tensor * op) {
         const ggml_tensor *weights = op->src[0], *x = op->src[1], *ids = op->src[2];
         const size_t n_in = static_cast<size_t>(weights->ne[0]), n_experts = static_cast<size_t>(weights->ne[2]);
@@ -399,7 +401,8 @@ void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, 
         }
     };
     const int32_t n_given = taking_here == nullptr ? 0 : taking_here->n_threads;
-    const size_t n_most = n_given > 0 ? static_cast<size_t>(n_given) : std::thread::hardware_concurrency();
+    const size_t n_processors = std::max(std::thread::hardware_concurrency(), 1U);
+    const size_t n_most = n_given > 0 ? std::min(static_cast<size_t>(n_given), n_processors) : n_processors;
     std::vector<std::thread> helpers;
     try {
         for (size_t i = 1; i < std::min(n_most, size / worth_a_thread); i++) {
@@ -411,7 +414,7 @@ void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, 
     for (std::thread & helper : helpers) {
         helper.join();
     }
-    release_file_pages(data, size); // nobody reads them any more
+    release_file_pages(data, size);
 }
 
 // What set_tensor() was given: llama.cpp saves models.

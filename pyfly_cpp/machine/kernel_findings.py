@@ -32,7 +32,7 @@ from pyfly_cpp.machine.files import only_writer, write_atomically
 ATTENTION = -1
 """The operation that is attention. All others are products, numbered by the `ggml_type` of their weights."""
 
-_WAY = 5
+_WAY = 6
 """Version of the trial; findings of another version are not read."""
 _PROGRAM = ("-m", "pyfly_cpp.machine.kernel_trial")
 """The trial, as arguments of Python."""

@@ -27,6 +27,8 @@ the noise of such a short measurement."""
 _OF_ATTENTION = {**_MOST_RATIOS, 64: 1.1}
 """Likewise of attention: a prompt, which llama.cpp computes in another way from 64 tokens on. There both do little but
 multiply, and a tie must not cost the few tokens, which take a half to a quarter."""
+_ALSO_RIGHT = 40
+"""Tokens of a further batch whose results must be right: from some number on there are other products (AMX)."""
 _N_OUT = 8192
 """Outputs of the matrix that is timed: two to eight megabytes, more than a core's own cache holds."""
 _N_CELLS = 4096
@@ -54,7 +56,9 @@ def _ratios_of(operation: int) -> Mapping[int, float]:
 def is_right(operation: int) -> bool:
     """Whether our kernels compute an operation right."""
     try:
-        errors = (_compute(operation, n, is_large=False, is_ours=True).error for n in _ratios_of(operation))
+        errors = (
+            _compute(operation, n, is_large=False, is_ours=True).error for n in (*_ratios_of(operation), _ALSO_RIGHT)
+        )
         return all(error <= _MOST_ERROR for error in errors)
     except NativeError:
         return False
