@@ -39,8 +39,9 @@ double milliseconds() {
     return 1e3 * static_cast<double>(std::clock()) / CLOCKS_PER_SEC;
 }
 
-int32_t * aligned(int32_t * p) { // to a cache line
-    return reinterpret_cast<int32_t *>((reinterpret_cast<uintptr_t>(p) + 63) / 64 * 64);
+int32_t * aligned(int32_t * p) {
+    constexpr uintptr_t to = strip_alignment;
+    return reinterpret_cast<int32_t *>((reinterpret_cast<uintptr_t>(p) + to - 1) / to * to);
 }
 
 // How many times a matrix of so many bytes is multiplied for one time.
@@ -54,7 +55,7 @@ double multiply(WeightType type, const std::vector<uint8_t> & weights, size_t n,
     const Products & products = *pyfly::kernels::products(type, n);
     const size_t words = products.row_words(n_in), own_bytes = panel_bytes(type, n_in);
     const std::vector<float> x(n_in, 0.5f);
-    std::vector<int32_t> memory(words * n + (read_behind + 64) / 4);
+    std::vector<int32_t> memory(words * n + (read_behind + strip_alignment) / sizeof(int32_t));
     int32_t * strips = aligned(memory.data());
     for (size_t r = 0; r < n; r++) {
         const size_t first = r / products.strip_rows * products.strip_rows;

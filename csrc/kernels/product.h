@@ -67,16 +67,7 @@ template <WeightType type> void quantise(const float * x, size_t n_in, int32_t *
                 put(S::starts + g, &start);
             }
         }
-        if constexpr (F::has_mins && F::has_groups) {
-            for (int p = 0; p < PackedBlock<F>::n_pairs; p++) {
-                const int32_t pair = pair_of_sums<F::group>(q + 2 * p * F::group);
-                put(S::sums + p, &pair);
-            }
-        } else if constexpr (F::has_mins) {
-            const float d_sum = d * static_cast<float>(sum_of<F::block>(q));
-            put(S::d_sum, &d_sum);
-        }
-        put(S::d, &d);
+        put_sums<F, S>(q, d, put);
     }
 }
 

@@ -70,20 +70,11 @@ template <WeightType type> void quantise(const float * x, size_t n_in, int32_t *
         for (int at = 0; at < F::block; at += S::tile_width) {
             std::memcpy(reinterpret_cast<int8_t *>(strip) + at * m + row * S::tile_width, q + at, S::tile_width);
         }
-        if constexpr (F::has_mins && F::has_groups) {
-            for (int p = 0; p < PackedBlock<F>::n_pairs; p++) {
-                const int32_t pair = pair_of_sums<F::group>(q + 2 * p * F::group);
-                put(S::sums + p, &pair);
-            }
-        } else if constexpr (F::has_mins) {
-            const float d_sum = d * static_cast<float>(sum_of<F::block>(q));
-            put(S::d_sum, &d_sum);
-        }
         if constexpr (bias<type> != 0) {
             const int32_t start = -bias<type> * sum_of<F::block>(q);
             put(S::start, &start);
         }
-        put(S::d, &d);
+        put_sums<F, S>(q, d, put);
     }
 }
 

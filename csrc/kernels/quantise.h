@@ -8,6 +8,7 @@
 #include <immintrin.h>
 
 #include "lanes.h"
+#include "layout.h"
 
 namespace pyfly::kernels {
 namespace PYFLY_KERNELS_LEVEL {
@@ -30,6 +31,21 @@ template <int group> PYFLY_INLINE int32_t pair_of_sums(const int8_t * q) {
     int32_t word;
     std::memcpy(&word, pair, sizeof(word));
     return word;
+}
+
+// Calls put(word, value) for d and for the sums of a block's bytes q that minima are multiplied by. The words of a
+// strip are S::d, and S::sums or S::d_sum.
+template <class F, class S, class Put> PYFLY_INLINE void put_sums(const int8_t * q, float d, Put put) {
+    if constexpr (F::has_mins && F::has_groups) {
+        for (int p = 0; p < PackedBlock<F>::n_pairs; p++) {
+            const int32_t pair = pair_of_sums<F::group>(q + 2 * p * F::group);
+            put(S::sums + p, &pair);
+        }
+    } else if constexpr (F::has_mins) {
+        const float d_sum = d * static_cast<float>(sum_of<F::block>(q));
+        put(S::d_sum, &d_sum);
+    }
+    put(S::d, &d);
 }
 
 // x[block] as bytes, and d; NaN if a number is not finite.

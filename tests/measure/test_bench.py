@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 from dataclasses import replace
@@ -138,9 +139,10 @@ def test_summaries_are_totals(measured):
 def test_memory(generator):
     if resident_mib() is None:
         pytest.skip("this system does not tell")
+    getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)(0)  # what earlier tests freed would serve the draft
     sizes = measure_memory(generator, read_prompts()[0], [EXACT, PLAIN, Decoding.parse("exact lookup")])
     assert list(sizes) == ["exact", "plain", "exact lookup"]
-    assert sizes["exact"].growth < 200, "the draft's 2.4 MB of weights, its cache and its buffers"
+    assert 1 < sizes["exact"].growth < 200, "the draft's 2.4 MB of weights, its cache and its buffers"
     assert all(size.resident > size.growth for size in sizes.values())
     assert sizes["plain"].growth < sizes["exact"].growth
 
