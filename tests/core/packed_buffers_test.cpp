@@ -17,6 +17,10 @@
 #include "llama/kernel_trials.h"
 #include "llama/packed_buffers.h"
 
+#ifdef __linux__
+#include "mapped_file.h"
+#endif
+
 using namespace pyfly;
 
 namespace {
@@ -70,6 +74,23 @@ void test_weights_come_back() {
         check(std::memcmp(part.data(), bytes.data() + offset, part.size()) == 0, "a part of them comes back");
     }
 }
+
+#ifdef __linux__
+// What was packed from a mapped file is not kept as a part of it, too.
+void test_pages_are_let_go() {
+    const Context context = make_context();
+    ggml_tensor * weights = ggml_new_tensor_2d(context.get(), GGML_TYPE_Q8_0, 64, 2048);
+    const PackedBuffers::Taking taking(0);
+    const Buffer buffer(ggml_backend_alloc_ctx_tensors_from_buft(context.get(), PackedBuffers::type()));
+    const size_t n_pages = ggml_nbytes(weights) / page;
+    const MappedFile file((n_pages + 1) * page, PROT_READ, MAP_SHARED);
+    ggml_backend_tensor_set(weights, file.bytes, 0, ggml_nbytes(weights));
+    check(n_pages > 1 && n_present(file.bytes, n_pages) == 0, "pages of the file are let go");
+    std::vector<uint8_t> read(ggml_nbytes(weights));
+    ggml_backend_tensor_get(weights, read.data(), 0, read.size());
+    check(std::memcmp(read.data(), file.bytes, read.size()) == 0, "their weights are there");
+}
+#endif
 
 // Rows whose third dimension is shared by two matrices.
 void test_several_matrices() {
@@ -209,6 +230,9 @@ int main() {
     }
     test_trials();
     test_weights_come_back();
+#ifdef __linux__
+    test_pages_are_let_go();
+#endif
     test_several_matrices();
     test_experts();
     test_caches();
