@@ -139,7 +139,8 @@ def test_summaries_are_totals(measured):
 def test_memory(generator):
     if resident_mib() is None:
         pytest.skip("this system does not tell")
-    getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)(0)  # what earlier tests freed would serve the draft
+    generator.llm.drafter = None
+    getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)(0)  # what was freed before would serve the draft
     sizes = measure_memory(generator, read_prompts()[0], [EXACT, PLAIN, Decoding.parse("exact lookup")])
     assert list(sizes) == ["exact", "plain", "exact lookup"]
     assert 1 < sizes["exact"].growth < 200, "the draft's 2.4 MB of weights, its cache and its buffers"
