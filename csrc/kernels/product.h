@@ -51,6 +51,14 @@ template <WeightType type> struct Strip {
     static constexpr int width = d_sum + (F::has_mins && !F::has_groups ? 1 : 0); // words of a block of one row
 };
 
+// Whether the sums of two groups are multiplied by their scales at once, which the instruction set has to do and 16
+// bits have to hold. G products a second without, and with it: Q2_K 142 to 163 for 8 rows, 138 to 154 for 48, but 96 to
+// 78 for one; Q3_K, which has starts as well, 167 to 163 for 8 and 66 to 52 for one (Zen 4, weights in L2).
+template <WeightType type> constexpr bool takes_pairs(int m) {
+    return Simd::multiplies_pairs && m >= 4 && Format<type>::has_groups && offset_of<type> == 0 &&
+           Format<type>::group * 127 * largest<type>() < 32768;
+}
+
 template <WeightType type> void quantise(const float * x, size_t n_in, int32_t * strip, int m, int row) {
     using F = Format<type>;
     using S = Strip<type>;
@@ -117,8 +125,9 @@ template <WeightType type> struct Unpacked {
 
 // ---- Products -------------------------------------------------------------------------------------------------------
 
-// Adds to sums[n_parts][m] of m rows the products of a block of n_parts parts of a panel, from `first_part` on.
-template <WeightType type, int m, int n_parts, class Weights>
+// Adds to sums[n_parts][m] of m rows the products of a block of n_parts parts of a panel, from `first_part` on. `Own`
+// is Simd, by a name that is looked up only where takes_pairs() is true.
+template <WeightType type, int m, int n_parts, class Weights, class Own = Simd>
 PYFLY_INLINE void add_block(const uint8_t * block, Weights weights, const int32_t * strip, int first_part,
                             V (*sums)[m]) {
     using F = Format<type>;
@@ -151,8 +160,20 @@ PYFLY_INLINE void add_block(const uint8_t * block, Weights weights, const int32_
                     mins[part] = Simd::template load_pairs<false>(own(part, P::mins + p * P::pair_bytes, 2));
                 }
             }
+            if constexpr (takes_pairs<type>(m)) {
+                const int first = 2 * p * n_quads;
+                if (first % unit_quads == 0) {
+                    weights.prefetch_unit(first / unit_quads);
+                }
+                Own::template add_pairs<m, n_parts, n_quads>(
+                    products,
+                    [&](int part, int i) {
+                        return weights.quad(first_part + part, first / unit_quads, first % unit_quads + i);
+                    },
+                    word(first, 0), scales);
+            }
 #pragma GCC unroll 2
-            for (int h = 0; h < 2; h++) {
+            for (int h = takes_pairs<type>(m) ? 2 : 0; h < 2; h++) {
                 const int group = 2 * p + h, first = group * n_quads;
                 if (first % unit_quads == 0) {
                     weights.prefetch_unit(first / unit_quads);

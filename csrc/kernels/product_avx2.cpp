@@ -15,6 +15,7 @@ struct Simd : Lanes256 {
 
     // Products of large unsigned bytes do not fit in 16 bits; those of magnitudes do.
     template <int most> static constexpr bool prefers_signed = most > 128;
+    static constexpr bool multiplies_pairs = false; // but those of one group, by its scale twice
 
     PYFLY_LANES I no_scale() { return _mm256_set1_epi16(1); }
 

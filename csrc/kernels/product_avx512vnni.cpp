@@ -12,6 +12,7 @@ struct Simd : Vnni<Lanes512, Simd> {
     static constexpr int dense_sums = 16, parts_together = 1;
 
     PYFLY_LANES I dot(I sum, I a, I b) { return _mm512_dpbusd_epi32(sum, a, b); }
+    PYFLY_LANES I dot_pairs(I sum, I a, I b) { return _mm512_dpwssd_epi32(sum, a, b); }
     PYFLY_LANES I multiply_32(I a, I b) { return _mm512_mullo_epi32(a, b); }
     PYFLY_LANES I shift_right_32(I a, int n) { return _mm512_srai_epi32(a, static_cast<unsigned>(n)); }
 };

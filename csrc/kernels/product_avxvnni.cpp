@@ -11,6 +11,7 @@ struct Simd : Vnni<Lanes256, Simd> {
     static constexpr int dense_sums = 12, parts_together = 1;
 
     PYFLY_LANES I dot(I sum, I a, I b) { return _mm256_dpbusd_avx_epi32(sum, a, b); }
+    PYFLY_LANES I dot_pairs(I sum, I a, I b) { return _mm256_dpwssd_avx_epi32(sum, a, b); }
     PYFLY_LANES I multiply_32(I a, I b) { return _mm256_mullo_epi32(a, b); }
     PYFLY_LANES I shift_right_32(I a, int n) { return _mm256_srai_epi32(a, n); }
 };

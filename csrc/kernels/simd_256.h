@@ -21,6 +21,7 @@ struct Lanes256 {
     PYFLY_LANES I broadcast(const int32_t * p) { return _mm256_set1_epi32(*p); }
     PYFLY_LANES I add(I a, I b) { return _mm256_add_epi32(a, b); }
     PYFLY_LANES I or_bits(I a, I b) { return _mm256_or_si256(a, b); }
+    PYFLY_LANES I flip_bits(I a, I which) { return _mm256_xor_si256(a, which); }
     PYFLY_LANES I and_bytes(I a, int byte) { return _mm256_and_si256(a, _mm256_set1_epi8(static_cast<char>(byte))); }
     PYFLY_LANES I flip_sign(I a) { return _mm256_xor_si256(a, _mm256_set1_epi8(-128)); }
 

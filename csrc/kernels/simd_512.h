@@ -21,6 +21,7 @@ struct Lanes512 {
     PYFLY_LANES I broadcast(const int32_t * p) { return _mm512_set1_epi32(*p); }
     PYFLY_LANES I add(I a, I b) { return _mm512_add_epi32(a, b); }
     PYFLY_LANES I or_bits(I a, I b) { return _mm512_or_si512(a, b); }
+    PYFLY_LANES I flip_bits(I a, I which) { return _mm512_xor_si512(a, which); }
     PYFLY_LANES I and_bytes(I a, int byte) { return _mm512_and_si512(a, _mm512_set1_epi8(static_cast<char>(byte))); }
     PYFLY_LANES I flip_sign(I a) { return _mm512_xor_si512(a, _mm512_set1_epi8(-128)); }
     PYFLY_LANES I shift_right_16(I a, int n) {
