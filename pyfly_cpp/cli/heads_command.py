@@ -96,7 +96,16 @@ def _show(plan: TrainingPlan, found: Trained) -> None:
         right = " ".join(f"{share:.2f}" for share in shares)
         click.echo(f"{kind}: right at depth 1, 2, 3: {right}; {1 + sum(shares):.2f} tokens per step")
     if found.speeds is not None:
-        plain, drafted = found.speeds
-        click.echo(f"{plain:.1f} tokens/s without the head, {drafted:.1f} with it ({drafted / plain:.2f}x).")
+        speeds, share = found.speeds, found.speeds.with_head / found.speeds.without_head
+        click.echo(
+            f"{speeds.plain:.1f} tokens/s without drafts, {speeds.without_head:.1f} with what drafts by default, "
+            f"{speeds.with_head:.1f} with prompt lookup and the head ({share:.2f}x of the default)."
+        )
+        if not speeds.is_worth_it:
+            click.echo(
+                f"The head is not worth it here: move it away from {plan.target.parent}, where it would be used by "
+                "default."
+            )
+            return
     target, head = shlex.quote(str(plan.target)), shlex.quote(str(found.path))
     click.echo(f"Use it:\n  pyfly-cpp chat -m {target} --drafter lookup+eagle3 -d {head}")

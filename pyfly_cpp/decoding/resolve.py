@@ -155,6 +155,7 @@ def resolve(
     draft: Drafter | str | os.PathLike[str] | None = None,
     preset: Sequence[Drafter] = (),
     options: Mapping[str, Any] = {},
+    takes_heads: bool = True,
 ) -> Resolved:
     """Chooses the drafters. The order of precedence:
 
@@ -175,6 +176,7 @@ def resolve(
         preset: The drafters of a preset that names some.
         options: Options for drafters that are made here, by the names of `OwnDrafter.options`. The preset's keep their
             own.
+        takes_heads: Whether heads in files count among those of 5.
 
     Raises:
         ValueError, PyflyError: the model or a file is no usable GGUF file, a file is no drafter for this model, or
@@ -199,17 +201,17 @@ def resolve(
     if heads:
         return Resolved(heads, (), "the model has an MTP head", (*own, *heads), options)
     why = "has no MTP head that llama.cpp can run" if info.n_nextn > 0 else "has no MTP head"
-    drafters, left_out, reason = _others(model, given, options)
+    drafters, left_out, reason = _others(model, given, options, takes_heads)
     return Resolved(drafters, left_out, f"the model {why}, and {reason}", own, options)
 
 
 def _others(
-    model: str | os.PathLike[str], given: Sequence[Drafter], options: Mapping[str, Any]
+    model: str | os.PathLike[str], given: Sequence[Drafter], options: Mapping[str, Any], takes_heads: bool
 ) -> tuple[tuple[Drafter, ...], tuple[Drafter, ...], str]:
     """The drafters of a model without a head, those of them that may be left out, and the rest of the reason."""
     if given:
         return (*_with_lookup(given[0], options), "a draft was given")
-    found = next(companions(model), None)
+    found = next((one for one in companions(model) if takes_heads or not one.drafter.is_head), None)
     if found is not None:
         where = "next to it" if found.path.parent == Path(model).parent else "on this machine"
         drafter = _made(type(found.drafter), found.path, options)

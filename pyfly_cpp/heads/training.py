@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyfly_cpp.decoding.drafters import Eagle3
+from pyfly_cpp.decoding.drafters import Eagle3, PromptLookup
+from pyfly_cpp.decoding.resolve import resolve
 from pyfly_cpp.errors import counted
 from pyfly_cpp.heads.asking import ask_for_prompts, read_asked
 from pyfly_cpp.heads.plan import LEAST_TOKENS, TrainingPlan
@@ -49,6 +50,23 @@ MADE_UP = "made up"
 
 
 @dataclass(frozen=True)
+class Speeds:
+    """Tokens per second, governed."""
+
+    plain: float
+    """Without drafts."""
+    without_head: float
+    """With what drafts by default where there is no head."""
+    with_head: float
+    """With prompt lookup and the head."""
+
+    @property
+    def is_worth_it(self) -> bool:
+        """Whether the head makes decoding faster than it is by default without it."""
+        return self.with_head > self.without_head
+
+
+@dataclass(frozen=True)
 class Trained:
     """The result of a training."""
 
@@ -58,8 +76,8 @@ class Trained:
     acceptance: tuple[float, ...]
     """How often the first 1, 2, 3 drafts are all right, on answers that were not learned from."""
     by_kind: dict[str, tuple[float, ...]]
-    speeds: tuple[float, float] | None
-    """Tokens per second without and with the head, governed; None: not measured."""
+    speeds: Speeds | None
+    """None: not measured."""
 
 
 def train_head(
@@ -77,7 +95,7 @@ def train_head(
     Args:
         tell: Called with a name for the work and the share done, 0..1; an exception from it stops everything.
         log: Called with a line after each pass.
-        measure: Whether the speed with and without the head is measured at the end.
+        measure: Whether the speeds with and without the head are measured at the end.
         seed: Seed of the first weights and of the order of the texts.
         **arguments: Arguments of the target's `FlyLlama` (threads, GPU layers).
 
@@ -222,18 +240,18 @@ N_MEASURED = 8
 """Prompts that the speed is measured with."""
 
 
-def _measure(
-    plan: TrainingPlan, prompts: Sequence[list[int]], tell: Tell, settings: dict[str, Any]
-) -> tuple[float, float] | None:
-    """Tokens per second without and with the head, governed, behind these prompts; None if the answers are too few or
-    too short."""
+def _measure(plan: TrainingPlan, prompts: Sequence[list[int]], tell: Tell, settings: dict[str, Any]) -> Speeds | None:
+    """The speeds behind these prompts; None if the answers are too few or too short."""
     if not prompts:
         return None
+    sides: tuple[Any, ...] = (
+        None, resolve(plan.target, takes_heads=False), [PromptLookup(), Eagle3(plan.output)]
+    )  # fmt: skip
     speeds = []
-    for drafter in (None, Eagle3(plan.output)):
+    for n_done, drafter in enumerate(sides):
         with contextlib.closing(FlyLlama(plan.target, n_ctx=2 * N_TEXT, drafter=drafter, **settings)) as llm:
             for i, prompt in enumerate(prompts):
-                tell(f"measuring {'with' if drafter else 'without'} the head", i / len(prompts))
+                tell("measuring the speed", (n_done + i / len(prompts)) / len(sides))
                 llm.create_completion(prompt, max_tokens=96, temperature=0.0)
             speeds.append(llm.stats.tokens_per_second)
-    return None if math.isnan(sum(speeds)) else (speeds[0], speeds[1])
+    return None if math.isnan(sum(speeds)) else Speeds(*speeds)

@@ -35,8 +35,9 @@ def test_a_head_is_trained_and_its_use_is_shown(run, tmp_path):
     command = ("heads", "train", TARGET, "-o", head, *TOKENS, "--hours", 0.02, "--yes", "-t", 1)
     result = run(*command)
     assert result.code == 0, result.err
-    assert f"pyfly-cpp chat -m {TARGET} --drafter lookup+eagle3 -d {head}" in result.out
-    assert "with it" in result.out and "other: right at depth 1, 2, 3" in result.out
+    assert "tokens/s without drafts" in result.out and "other: right at depth 1, 2, 3" in result.out
+    use = f"pyfly-cpp chat -m {TARGET} --drafter lookup+eagle3 -d {head}"
+    assert (use in result.out) != ("not worth it" in result.out)
     again = run(*command, "--json")  # nothing is left to do but to measure
     assert again.code == 0, again.err
     n_texts = sum(len(text.tokens) for text in Text.read(tmp_path / "head.gguf.work" / "texts.jsonl"))
