@@ -37,12 +37,14 @@ template <class F, class S, class Put> PYFLY_INLINE void put_sums(const int8_t *
     put(S::d, &d);
 }
 
-// x[block] as bytes, and d; NaN if a number is not finite.
+// x[block] as bytes, and d; NaN if a number is not finite. All are zeros if all are below 2^-121 or so, where the scale
+// would be infinite.
 template <int block> PYFLY_INLINE float quantise_block(const float * x, int8_t * q) {
     const int32_t largest_bits = Simd::template largest_bits<block>(x);
     float largest;
     std::memcpy(&largest, &largest_bits, sizeof(largest));
-    Simd::template round_to_bytes<block>(x, largest > 0.0f ? 127.0f / largest : 0.0f, q);
+    const float scale = largest > 127.0f / 3.4e38f ? 127.0f / largest : 0.0f;
+    Simd::template round_to_bytes<block>(x, scale, q);
     return largest_bits < 0x7F800000 ? largest / 127.0f : __builtin_nanf("");
 }
 

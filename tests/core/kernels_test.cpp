@@ -240,6 +240,13 @@ void test_type(const Type & type, size_t n_in, const Numbers & numbers, std::mt1
     for (const float value : multiply(type.type, packed, n_in, n_out, odd.data(), 1)) {
         check(value == 0.0f, what + ": zero");
     }
+    for (const float tiny : {1e-45f, 1e-38f, 3e-37f}) {
+        odd.assign(n_in, tiny);
+        for (const float value : multiply(type.type, packed, n_in, n_out, odd.data(), 1)) {
+            check(is_dense(type.type) || value == 0.0f, what + ": activations that are too small");
+        }
+    }
+    odd.assign(n_in, 0.0f);
     odd[n_in / 2] = NAN;
     for (const float value : multiply(type.type, packed, n_in, n_out, odd.data(), 1)) {
         check(!std::isfinite(value), what + ": a NaN is not lost");
