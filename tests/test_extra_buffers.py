@@ -127,6 +127,14 @@ def test_this_machine_is_described():
         assert extra_buffers.cpu_model()
 
 
+def test_processors_are_named(monkeypatch):
+    """Findings are kept for each."""
+    arm = {"processor": "0", "CPU implementer": "0x41", "CPU part": "0xd0c"}
+    for cpu, name in (({"model name": "Xeon"}, "Xeon"), (arm, "0x41 0xd0c"), ({}, "")):
+        monkeypatch.setattr(extra_buffers, "_cpu", lambda cpu=cpu: cpu)
+        assert extra_buffers.cpu_model() == name
+
+
 # ---- Models ----------------------------------------------------------------------------------------------------------
 
 

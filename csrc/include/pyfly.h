@@ -299,8 +299,8 @@ pyfly_status pyfly_context_memory(const void * llama_context, pyfly_memory * out
 /* ---- Kernels ----------------------------------------------------------------------------------------------------- */
 
 /* Instruction set of the products of packed weights: "amx" (few rows are multiplied as with "avx512vnni" then),
- * "avx512vnni", "avxvnni", "avx2", or "none" where this machine has none of them. At most the one that the environment
- * variable PYFLY_ISA names. Static storage. */
+ * "avx512vnni", "avxvnni" or "avx2" on x86-64, "i8mm" or "dotprod" on 64-bit ARM, or "none" where this machine has none
+ * of them. At most the one that the environment variable PYFLY_ISA names. Static storage. */
 const char * pyfly_kernels_isa(void);
 
 /* Makes room for our kernels in llama.cpp's CPU backend, once for the process; nothing is computed by them yet.

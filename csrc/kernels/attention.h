@@ -56,8 +56,11 @@ extern const Attention attention;
 namespace avx512vnni {
 extern const Attention attention;
 }
+namespace neon {
+extern const Attention attention;
+}
 
-// For this processor; null where it has no AVX2.
+// For this processor; null where there is no instruction set (products.h).
 const Attention * attention();
 
 } // namespace pyfly::kernels

@@ -71,7 +71,7 @@ template <WeightType type> void quantise(const float * x, size_t n_in, int32_t *
             std::memcpy(reinterpret_cast<int8_t *>(strip) + at * m + row * S::tile_width, q + at, S::tile_width);
         }
         if constexpr (bias<type> != 0) {
-            const int32_t start = -bias<type> * sum_of<F::block>(q);
+            const int32_t start = -bias<type> * Simd::sum_of<F::block>(q);
             put(S::start, &start);
         }
         put_sums<F, S>(q, d, put);

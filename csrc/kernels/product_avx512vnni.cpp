@@ -1,12 +1,12 @@
 #define PYFLY_KERNELS_LEVEL avx512vnni
+#include "dots.h"
 #include "simd_512.h"
-#include "vnni.h"
 
 namespace pyfly::kernels {
 namespace avx512vnni {
 namespace {
 
-struct Simd : Vnni<Lanes512, Simd> {
+struct Simd : Dots<Lanes512, Simd> {
     // Unpacking before: 12, 16, 24 and 32 rows of Q4_K took 1.6, 1.4, 1.5 and 1.1 times as long (Zen 4).
     static constexpr size_t strip_rows = 8, dense_strip_rows = 4, worth_unpacking = 32;
     static constexpr int dense_sums = 16, parts_together = 1;

@@ -1,12 +1,12 @@
 #define PYFLY_KERNELS_LEVEL avxvnni
+#include "dots.h"
 #include "simd_256.h"
-#include "vnni.h"
 
 namespace pyfly::kernels {
 namespace avxvnni {
 namespace {
 
-struct Simd : Vnni<Lanes256, Simd> {
+struct Simd : Dots<Lanes256, Simd> {
     static constexpr size_t strip_rows = 4, dense_strip_rows = 6, worth_unpacking = 11;
     static constexpr int dense_sums = 12, parts_together = 1;
 

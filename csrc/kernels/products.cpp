@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "arm_features.h"
 #include "attention.h"
 #include "tile_permission.h"
 
@@ -18,15 +19,21 @@ struct InstructionSet {
     const Products * (*of_many_rows)(WeightType type, size_t n_rows) = nullptr; // null: `products`
 };
 
-InstructionSet choose() {
-#ifdef PYFLY_X86
-    const char * wanted = std::getenv("PYFLY_ISA");
-    // Better ones than the wanted one are passed over.
-    bool may_use = wanted == nullptr || *wanted == '\0';
-    const auto is_allowed = [&](const char * name) {
-        may_use = may_use || std::strcmp(wanted, name) == 0;
-        return may_use;
-    };
+const InstructionSet none = {"none", nullptr, nullptr};
+
+// What PYFLY_ISA names; empty: nothing.
+const char * wanted() {
+    const char * name = std::getenv("PYFLY_ISA");
+    return name == nullptr ? "" : name;
+}
+
+#if defined(PYFLY_X86)
+
+constexpr const char * lacking = "AVX2";
+constexpr const char * known = "amx, avx512vnni, avxvnni and avx2";
+
+// `is_allowed(name)` is asked for the best one first.
+template <class IsAllowed> InstructionSet choose(IsAllowed is_allowed) {
     [[maybe_unused]] const bool wants_amx = is_allowed("amx");
     __builtin_cpu_init();
     const bool has_avx2 =
@@ -48,12 +55,42 @@ InstructionSet choose() {
     if (is_allowed("avx2") && has_avx2) {
         return {"avx2", avx2::products, &avx2::attention};
     }
-#endif
-    return {"none", nullptr, nullptr};
+    return none;
 }
 
+#elif defined(PYFLY_DOTPROD)
+
+constexpr const char * lacking = "dot products of bytes (FEAT_DotProd)";
+constexpr const char * known = "i8mm and dotprod";
+
+template <class IsAllowed> InstructionSet choose(IsAllowed is_allowed) {
+#ifdef PYFLY_I8MM
+    if (is_allowed("i8mm") && has_matrix_products()) {
+        return {"i8mm", i8mm::products, &neon::attention};
+    }
+#endif
+    if (is_allowed("dotprod") && has_dot_products()) {
+        return {"dotprod", dotprod::products, &neon::attention};
+    }
+    return none;
+}
+
+#else
+
+constexpr const char * lacking = "instructions that they are written for";
+constexpr const char * known = "none";
+
+template <class IsAllowed> InstructionSet choose(IsAllowed) {
+    return none;
+}
+
+#endif
+
 const InstructionSet & chosen() {
-    static const InstructionSet set = choose();
+    static const InstructionSet set = [] {
+        bool may_use = *wanted() == '\0'; // better ones than the wanted one are passed over
+        return choose([&](const char * name) { return may_use = may_use || std::strcmp(wanted(), name) == 0; });
+    }();
     return set;
 }
 
@@ -61,6 +98,12 @@ const InstructionSet & chosen() {
 
 const char * instruction_set() {
     return chosen().name;
+}
+
+std::string why_no_instruction_set() {
+    return *wanted() == '\0' ? std::string("this processor has no ") + lacking
+                             : std::string("PYFLY_ISA is ") + wanted() + "; of " + known +
+                                   ", best first, this processor has none from there on";
 }
 
 const Products * products(WeightType type, size_t n_rows) {

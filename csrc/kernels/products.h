@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "formats.h"
 
@@ -40,14 +41,23 @@ const Products * products(WeightType type);
 namespace avx512vnni {
 const Products * products(WeightType type);
 }
+namespace dotprod {
+const Products * products(WeightType type);
+}
+namespace i8mm {
+const Products * products(WeightType type);
+}
 namespace amx {
 const Products * products(WeightType type, size_t n_rows); // null where avx512vnni's are used
 }
 
-// The instruction set in use: "amx", "avx512vnni", "avxvnni", "avx2", or "none" where there is none of them: the best
-// that this processor has, or at most the one that the environment variable PYFLY_ISA names. With "amx" few rows and
-// floats are multiplied as with "avx512vnni".
+// The instruction set in use, or "none": the best that this processor has, or at most the one that the environment
+// variable PYFLY_ISA names. Best first: "amx", "avx512vnni", "avxvnni", "avx2" for x86-64; "i8mm", "dotprod" for 64-bit
+// ARM. With "amx" few rows and floats are multiplied as with "avx512vnni".
 const char * instruction_set();
+
+// Why it is "none", without a full stop.
+std::string why_no_instruction_set();
 
 // For this many rows of a type on that instruction set. Null for a type without products, whatever the number of rows.
 const Products * products(WeightType type, size_t n_rows);

@@ -4,13 +4,14 @@
 
 #include <immintrin.h>
 
+#include "bytes_256.h"
 #include "lanes.h"
 
 namespace pyfly::kernels {
 namespace PYFLY_KERNELS_LEVEL {
 namespace {
 
-struct Lanes256 {
+struct Lanes256 : Bytes256 {
     using I = __m256i;
     using F = __m256;
     static constexpr int lanes = 8;

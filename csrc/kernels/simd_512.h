@@ -4,13 +4,14 @@
 
 #include <immintrin.h>
 
+#include "bytes_256.h"
 #include "lanes.h"
 
 namespace pyfly::kernels {
 namespace PYFLY_KERNELS_LEVEL {
 namespace {
 
-struct Lanes512 {
+struct Lanes512 : Bytes256 {
     using I = __m512i;
     using F = __m512;
     static constexpr int lanes = 16;

@@ -55,11 +55,13 @@ uintptr_t number(const void * pointer) {
     return reinterpret_cast<uintptr_t>(pointer);
 }
 
-// The place of a virtual function in its table, which is how the compiler writes a pointer to it.
+// The place of a virtual function in its table, which is how the compiler writes a pointer to it: in bytes, and on
+// other processors than ARM's plus one (section 2.3 of the Itanium C++ ABI; ARM's C++ ABI for AArch64 marks it
+// elsewhere).
 template <class Member> size_t place_of(Member member) {
     uintptr_t word;
     std::memcpy(&word, &member, sizeof(word));
-    return (word - 1) / sizeof(Function);
+    return word / sizeof(Function);
 }
 
 // A structure of ggml's with all its functions noted, and room behind it.

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <thread>
@@ -542,11 +541,7 @@ template <class Function> bool look_up(Function & out, const char * name) {
 
 std::string try_to_install() {
     if (std::strcmp(kernels::instruction_set(), "none") == 0) {
-        const char * wanted = std::getenv("PYFLY_ISA");
-        return wanted == nullptr || *wanted == '\0'
-                   ? "this processor has no AVX2"
-                   : std::string("PYFLY_ISA is ") + wanted +
-                         "; of amx, avx512vnni, avxvnni and avx2, best first, this processor has none from there on";
+        return kernels::why_no_instruction_set();
     }
     if (!look_up(library.extra_buffer_types, "_Z39ggml_backend_cpu_get_extra_buffer_typesv") ||
         !look_up(library.barrier, "ggml_barrier") || !look_up(library.set_chunk, "ggml_threadpool_chunk_set") ||

@@ -20,7 +20,8 @@ class KernelTrial(NamedTuple):
 
 
 def kernels_isa() -> str:
-    """Instruction set of the products on this machine: "amx", "avx512vnni", "avxvnni", "avx2" or "none"."""
+    """Instruction set of the products on this machine: "amx", "avx512vnni", "avxvnni" or "avx2"; on ARM "i8mm" or
+    "dotprod"; or "none"."""
     return str(ffi.string(lib.pyfly_kernels_isa()).decode())
 
 

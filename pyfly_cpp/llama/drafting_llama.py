@@ -126,7 +126,7 @@ class DraftingLlama(GuardedLlama):
                 server; "host:port/1", its second one. An empty list is the CPU alone. A draft model has its own,
                 `DraftModel(devices=...)`.
             kernels: "auto": packs weights for our own kernels unless those are slower on this machine, which
-                makes batches on x86-64 CPUs cheaper (`pyfly_cpp.kernels`); "stock": llama.cpp's own. None: the
+                makes batches on CPUs cheaper (`pyfly_cpp.kernels`); "stock": llama.cpp's own. None: the
                 environment variable PYFLY_KERNELS, else "auto". The draft model follows.
             trace: Keep a `Record` of every token of the last generation in `records`. A recurrent model that was
                 brought to the end of the prompt by `eval` has none of the first token.

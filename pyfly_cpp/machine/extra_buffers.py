@@ -112,5 +112,7 @@ def _cpu() -> dict[str, str]:
 
 
 def cpu_model() -> str:
-    """The name of the processor, or an empty text if the system does not tell."""
-    return _cpu().get("model name", "")
+    """The name of the processor, for ARM the numbers of its maker and kind, or an empty text if the system does not
+    tell."""
+    cpu = _cpu()
+    return cpu.get("model name") or " ".join(cpu[name] for name in ("CPU implementer", "CPU part") if name in cpu)

@@ -1,4 +1,5 @@
-"""Products of quantised weights that make several tokens in a batch nearly as cheap as one, on x86-64 CPUs.
+"""Products of quantised weights that make several tokens in a batch nearly as cheap as one, on CPUs: x86-64 and, never
+timed, 64-bit ARM.
 
 For most types of weights llama.cpp's CPU backend has no batched products on x86: four tokens take about three times
 as long as one. Ours (`csrc/kernels/`) unpack a weight once for all tokens of a batch. They run inside llama.cpp's own

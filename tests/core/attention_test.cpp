@@ -1,4 +1,5 @@
-// The steps of attention against sums of doubles, and the same bits whatever is computed beside them.
+// The steps of attention against sums of doubles, and the same bits whatever is computed beside them and on every
+// instruction set: that of PYFLY_ISA, or the best one of this machine.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -7,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "bits.h"
 #include "check.h"
 #include "kernels/attention.h"
 
@@ -216,6 +218,69 @@ void test_types(std::mt19937 & random) {
     }
 }
 
+// Any bits, but scales and numbers of magnitudes that occur.
+std::vector<uint8_t> make_cell(CellType type, int size, std::mt19937 & random) {
+    std::vector<uint8_t> bytes(static_cast<size_t>(2 * size + 64));
+    for (uint8_t & byte : bytes) {
+        byte = static_cast<uint8_t>(random());
+    }
+    const size_t step = type == CellType::q8_0 ? 34 : type == CellType::q4_0 ? 18 : 2;
+    for (size_t at = 0; at + 2 <= bytes.size(); at += step) {
+        const uint32_t mantissa = type == CellType::bf16 ? random() & 0x81FF : random() & 0x8FFF;
+        const uint16_t half = static_cast<uint16_t>((type == CellType::bf16 ? 0x3E00 : 0x3000) | mantissa);
+        std::memcpy(&bytes[at], &half, sizeof(half));
+    }
+    return bytes;
+}
+
+// Without tanh, which is the C library's.
+void test_bits(std::mt19937 & random) {
+    const Attention & kernel = *attention();
+    Bits bits;
+    for (const CellType type : {CellType::f16, CellType::bf16, CellType::q8_0, CellType::q4_0}) {
+        for (const int size : {64, 96, 576}) {
+            for (const int n_cells : {1, 7, tile}) {
+                for (const int n_queries : {1, 4, 9}) {
+                    std::vector<std::vector<uint8_t>> cells;
+                    std::vector<const void *> rows;
+                    for (int c = 0; c < n_cells; c++) {
+                        cells.push_back(make_cell(type, size, random));
+                        rows.push_back(cells.back().data());
+                    }
+                    std::vector<float> queries(static_cast<size_t>(n_queries * size)), bias(tile), room(tile * 576);
+                    for (float & number : queries) {
+                        number = bell(random);
+                    }
+                    for (float & number : bias) {
+                        number = random() % 8 == 0 ? -INFINITY : bell(random);
+                    }
+                    std::vector<float> scores(static_cast<size_t>(n_queries * tile)), sums(queries);
+                    const auto of_scores = rows_of(scores.data(), n_queries, tile);
+                    kernel.dot_products({rows.data(), n_cells, type}, size,
+                                        rows_of<const float>(queries.data(), n_queries, size).data(), n_queries,
+                                        of_scores.data(), room.data());
+                    for (float * own : of_scores) {
+                        std::fill(own + n_cells, own + tile, 0.0f);
+                        bits.add(own, tile * sizeof(float));
+                        const float most = kernel.finish(own, 0.3f, 0.0f, n_queries == 4 ? nullptr : bias.data());
+                        const int64_t sum = kernel.exponentials(own, most);
+                        bits.add(&most, sizeof(most));
+                        bits.add(&sum, sizeof(sum));
+                        bits.add(own, tile * sizeof(float));
+                    }
+                    kernel.add_weighted({rows.data(), n_cells, type}, size,
+                                        rows_of<const float>(scores.data(), n_queries, tile).data(), n_queries,
+                                        rows_of(sums.data(), n_queries, size).data(), room.data());
+                    bits.add(sums);
+                    kernel.convert(type, rows[0], size, room.data());
+                    bits.add(room.data(), static_cast<size_t>(size) * sizeof(float));
+                }
+            }
+        }
+    }
+    check(bits.all() == 0xE798918D7091F420, "other bits than on other instruction sets, " + bits.in_hex());
+}
+
 } // namespace
 
 int main() {
@@ -233,6 +298,7 @@ int main() {
     }
     test_weights(random);
     test_types(random);
+    test_bits(random);
     std::printf("%s\n", n_failed == 0 ? "ok" : "failed");
     return n_failed == 0 ? 0 : 1;
 }

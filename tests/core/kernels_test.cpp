@@ -1,5 +1,5 @@
 // Products of packed weights against the product of the decoded weights, for every type and number of rows, on the
-// instruction set that PYFLY_ISA names or the best one of this machine.
+// instruction set that PYFLY_ISA names or the best one of this machine. Their bits are those of every other one.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "bits.h"
 #include "check.h"
 #include "kernels/for_each_type.h"
 #include "kernels/packing.h"
@@ -84,17 +85,26 @@ struct Type {
     const char * name;
     size_t block, bytes;        // in a file
     std::vector<size_t> halves; // where a block has F16 numbers
+    uint64_t bits;              // of all products: those of AVX2, which every instruction set must have
 };
 
 const std::vector<Type> types = {
-    {WeightType::q4_0, "q4_0", 32, 18, {0}},      {WeightType::q4_1, "q4_1", 32, 20, {0, 2}},
-    {WeightType::q5_0, "q5_0", 32, 22, {0}},      {WeightType::q5_1, "q5_1", 32, 24, {0, 2}},
-    {WeightType::q8_0, "q8_0", 32, 34, {0}},      {WeightType::q2_k, "q2_k", 256, 84, {80, 82}},
-    {WeightType::q3_k, "q3_k", 256, 110, {108}},  {WeightType::q4_k, "q4_k", 256, 144, {0, 2}},
-    {WeightType::q5_k, "q5_k", 256, 176, {0, 2}}, {WeightType::q6_k, "q6_k", 256, 210, {208}},
-    {WeightType::iq4_nl, "iq4_nl", 32, 18, {0}},  {WeightType::iq4_xs, "iq4_xs", 256, 136, {0}},
-    {WeightType::mxfp4, "mxfp4", 32, 17, {}},     {WeightType::f16, "f16", 1, 2, {0}},
-    {WeightType::bf16, "bf16", 1, 2, {}},         {WeightType::f32, "f32", 1, 4, {}},
+    {WeightType::q4_0, "q4_0", 32, 18, {0}, 0xC4B02CFEECC48E54},
+    {WeightType::q4_1, "q4_1", 32, 20, {0, 2}, 0x34C38C5A74FAFBC9},
+    {WeightType::q5_0, "q5_0", 32, 22, {0}, 0x87F422C885826545},
+    {WeightType::q5_1, "q5_1", 32, 24, {0, 2}, 0xAF60C58C4636BBD8},
+    {WeightType::q8_0, "q8_0", 32, 34, {0}, 0x1B324AAB194217B0},
+    {WeightType::q2_k, "q2_k", 256, 84, {80, 82}, 0xCE5223D144FBA524},
+    {WeightType::q3_k, "q3_k", 256, 110, {108}, 0x5C6570305697AABB},
+    {WeightType::q4_k, "q4_k", 256, 144, {0, 2}, 0xB1421A9468CFA66D},
+    {WeightType::q5_k, "q5_k", 256, 176, {0, 2}, 0xFE1EB90EEEC1C687},
+    {WeightType::q6_k, "q6_k", 256, 210, {208}, 0x91FB173BC79BF2BD},
+    {WeightType::iq4_nl, "iq4_nl", 32, 18, {0}, 0xA449A582F73E8B6A},
+    {WeightType::iq4_xs, "iq4_xs", 256, 136, {0}, 0x5CBF8FAB5F285470},
+    {WeightType::mxfp4, "mxfp4", 32, 17, {}, 0x57E00DA13986B5A9},
+    {WeightType::f16, "f16", 1, 2, {0}, 0x446D9F36AFB46FD0},
+    {WeightType::bf16, "bf16", 1, 2, {}, 0x38FA05C932C93C2F},
+    {WeightType::f32, "f32", 1, 4, {}, 0x7DD653223EAFB890},
 };
 
 // What weights and activations are made of.
@@ -105,7 +115,7 @@ struct Numbers {
 };
 
 const Numbers usual = {"usual", [](std::mt19937 & random) { return static_cast<uint8_t>(random()); },
-                       [](std::mt19937 & random, size_t) { return std::normal_distribution<float>()(random); }};
+                       [](std::mt19937 & random, size_t) { return bell(random); }};
 
 // Sums as large as they can be: the largest weights, and activations that are all as large.
 std::vector<Numbers> extremes() {
@@ -174,7 +184,7 @@ std::vector<float> multiply(WeightType type, const std::vector<uint8_t> & packed
     return out;
 }
 
-void test_type(const Type & type, size_t n_in, const Numbers & numbers, std::mt19937 & random) {
+void test_type(const Type & type, size_t n_in, const Numbers & numbers, std::mt19937 & random, Bits & bits) {
     constexpr size_t n_own = 27, n_out = 32; // the last panel has five outputs less
     const std::string what = std::string(type.name) + ", " + std::to_string(n_in) + " inputs, " + numbers.name;
     check(can_pack(type.type, n_in, n_own) && n_panels(n_own) == n_out / panel, what + ": can be packed");
@@ -201,6 +211,7 @@ void test_type(const Type & type, size_t n_in, const Numbers & numbers, std::mt1
         const std::vector<float> row = multiply(type.type, packed, n_in, n_out, x.data() + r * n_in, 1);
         alone.insert(alone.end(), row.begin(), row.end());
     }
+    bits.add(alone);
     for (size_t n = 2; n <= pyfly::kernels::products(type.type, n)->rows_together; n += n < 18 ? 1 : 10) {
         const std::vector<float> together = multiply(type.type, packed, n_in, n_out, x.data(), n);
         check(std::memcmp(together.data(), alone.data(), together.size() * sizeof(float)) == 0,
@@ -229,6 +240,13 @@ void test_type(const Type & type, size_t n_in, const Numbers & numbers, std::mt1
     for (const float value : multiply(type.type, packed, n_in, n_out, odd.data(), 1)) {
         check(value == 0.0f, what + ": zero");
     }
+    for (const float tiny : {1e-45f, 1e-38f, 3e-37f}) {
+        odd.assign(n_in, tiny);
+        for (const float value : multiply(type.type, packed, n_in, n_out, odd.data(), 1)) {
+            check(is_dense(type.type) || value == 0.0f, what + ": activations that are too small");
+        }
+    }
+    odd.assign(n_in, 0.0f);
     odd[n_in / 2] = NAN;
     for (const float value : multiply(type.type, packed, n_in, n_out, odd.data(), 1)) {
         check(!std::isfinite(value), what + ": a NaN is not lost");
@@ -244,15 +262,18 @@ int main() {
     }
     std::mt19937 random(7);
     for (const Type & type : types) {
+        Bits bits;
         for (const size_t n_in : {256, 512, 1280}) {
-            test_type(type, n_in, usual, random);
+            test_type(type, n_in, usual, random, bits);
         }
         if (type.block < 256) {
-            test_type(type, 96, usual, random);
+            test_type(type, 96, usual, random, bits);
         }
         for (const Numbers & numbers : extremes()) {
-            test_type(type, 512, numbers, random);
+            test_type(type, 512, numbers, random, bits);
         }
+        check(bits.all() == type.bits,
+              std::string(type.name) + ": other bits than on other instruction sets, " + bits.in_hex());
         check(!can_pack(type.type, 0, 16) && !can_pack(type.type, 256, 0),
               std::string(type.name) + ": shapes that do not fit");
         check(type.block == 1 || !can_pack(type.type, 256 + 16, 16), std::string(type.name) + ": half a block");

@@ -1,14 +1,18 @@
-// Products of bytes with VNNI: four unsigned times four signed bytes, added to 32 bits in one instruction.
+// Products of bytes in instruction sets that add four of them to 32 bits in one instruction: VNNI, unsigned by signed
+// bytes, and SDOT, signed ones.
+#pragma once
+
+#include <cstdint>
+
 #include "lanes.h"
-#include "quantise.h"
 
 namespace pyfly::kernels {
 namespace PYFLY_KERNELS_LEVEL {
 namespace {
 
-// `Own` has what differs by width: dot(sum, a, b), dot_pairs(sum, a, b), which adds the products of pairs of int16,
-// multiply_32(a, b) and shift_right_32(a, n), which keeps the sign.
-template <class Lanes, class Own> struct Vnni : Lanes {
+// `Own` has what differs by width: dot(sum, a, b), multiply_32(a, b), shift_right_32(a, n), which keeps the sign, and
+// where multiplies_pairs dot_pairs(sum, a, b), which adds the products of pairs of int16.
+template <class Lanes, class Own> struct Dots : Lanes {
     using I = typename Lanes::I;
 
     template <int most> static constexpr bool prefers_signed = false;
@@ -22,7 +26,9 @@ template <class Lanes, class Own> struct Vnni : Lanes {
     }
 
     // The negated amount by which the products of unsigned weights with q[n] exceed those of the signed ones.
-    template <int n, int offset> PYFLY_LANES int32_t start_of(const int8_t * q) { return -offset * sum_of<n>(q); }
+    template <int n, int offset> PYFLY_LANES int32_t start_of(const int8_t * q) {
+        return -offset * Lanes::template sum_of<n>(q);
+    }
 
     // Adds the products of n_quads quads of each part with m rows: times its scale if is_scaled, of the signed weights
     // if has_starts. strip[n_quads][m]; starts[m].
