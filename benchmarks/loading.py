@@ -53,6 +53,33 @@ def in_process(path: str, choice: str, is_mapped: bool) -> dict[str, float]:
     return dict(json.loads(out.splitlines()[-1]))
 
 
+def measure(path: str, turns: int) -> dict[str, Any]:
+    """The file's bytes, the sides, and what each load of each side took."""
+    loads: list[list[dict[str, Any]]] = [[] for _ in SIDES]
+    for turn in range(turns + 1):
+        for own, side in zip(loads, SIDES):
+            got = in_process(path, *side)
+            if turn > 0:
+                own.append(got)
+    return {"file_bytes": os.path.getsize(path), "sides": [[*side] for side in SIDES], "loads": loads}
+
+
+def table(measured: dict[str, Any]) -> str:
+    """Of what `measure` gave."""
+    rows, loads = [], measured["loads"]
+    for i, ((choice, is_mapped), own) in enumerate(zip(measured["sides"], loads)):
+        ratios = [mine["seconds"] / stock["seconds"] for mine, stock in zip(own, loads[i - i % 2])]
+        rows.append(
+            [
+                f"{NAMES[choice]}, {'mapped' if is_mapped else 'read'}",
+                f"{median(one['seconds'] for one in own):.2f}",
+                spread(ratios) if i % 2 else "",
+                *(f"{median(one[name] for one in own) / measured['file_bytes']:.2f}" for name in ("after", "most")),
+            ]
+        )
+    return markdown(["side", "s", "of llama.cpp's", "memory after loading", "at most"], rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", metavar="MODEL")
@@ -65,27 +92,11 @@ def main() -> None:
         print(json.dumps(load(given.model, given.one, not given.read)))
         return
     machine = print_machine()
-    n_bytes = os.path.getsize(given.model)
-    measured: list[list[dict[str, Any]]] = [[] for _ in SIDES]
-    for turn in range(given.turns + 1):
-        for own, side in zip(measured, SIDES):
-            got = in_process(given.model, *side)
-            if turn > 0:
-                own.append(got)
-    rows = []
-    for i, ((choice, is_mapped), own) in enumerate(zip(SIDES, measured)):
-        ratios = [mine["seconds"] / stock["seconds"] for mine, stock in zip(own, measured[i - i % 2])]
-        rows.append(
-            [
-                f"{NAMES[choice]}, {'mapped' if is_mapped else 'read'}",
-                f"{median(one['seconds'] for one in own):.2f}",
-                spread(ratios) if i % 2 else "",
-                *(f"{median(one[name] for one in own) / n_bytes:.2f}" for name in ("after", "most")),
-            ]
-        )
+    measured = measure(given.model, given.turns)
+    n_bytes = measured["file_bytes"]
     print(f"\n{os.path.basename(given.model)}, {n_bytes / 2**30:.2f} GiB; memory in sizes of the file\n")
-    print(markdown(["side", "s", "of llama.cpp's", "memory after loading", "at most"], rows))
-    record(given.record, machine, {"file_bytes": n_bytes, "sides": [[*side] for side in SIDES], "loads": measured})
+    print(table(measured))
+    record(given.record, machine, measured)
 
 
 if __name__ == "__main__":
