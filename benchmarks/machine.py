@@ -86,17 +86,19 @@ class Scale:
     few_rows: Sequence[int] = (1, 2, 4, 8, 16, 32)
     prompt_rows: Sequence[int] = (1, 8, 512)
     behind: Sequence[int] = (0, 4096, 16384)
-    repeats: int = 5
+    repeats: int = 3
     n: int = 96
     """Tokens of an answer of Q4_K_M."""
-    n_slow: int = 64
+    n_slow: int = 48
     """Of the slower files."""
     n_ctx: int = end_to_end.CONTEXT
     n_ctx_long: int = 10240
     kinds: Sequence[str] = tuple(kind for kind in task_prompts.KINDS if kind != "summary-8k")
     some_kinds: Sequence[str] = ("edit", "summary-2k", "tests", "chat", "story")
     """One of each row of README's table, for the slower files."""
-    copying_kinds: Sequence[str] = ("spelling", "edit", "convert", "extract", "summary-2k", "code")
+    few_kinds: Sequence[str] = ("edit", "chat", "story")
+    """For these at a temperature above 0."""
+    copying_kinds: Sequence[str] = ("spelling", "edit", "extract", "summary-2k")
     """For llama-cpp-python's own prompt lookup."""
     long_kinds: Sequence[str] = ("summary-8k",)
     per_kind: int = 2
@@ -113,8 +115,8 @@ class Scale:
 FULL = Scale()
 QUICK = Scale(
     rows=(1, 2), few_rows=(1, 2), prompt_rows=(1, 8), behind=(0, 16), repeats=1, n=16, n_slow=16, n_ctx=512,
-    n_ctx_long=512, kinds=("explain",), some_kinds=("story",), copying_kinds=("story",), long_kinds=("maths",),
-    per_kind=1, requests=(1, 2), n_requests=4, sizes=("tiny",), apart=(), turns=1,
+    n_ctx_long=512, kinds=("explain",), some_kinds=("story",), few_kinds=("story",), copying_kinds=("story",),
+    long_kinds=("maths",), per_kind=1, requests=(1, 2), n_requests=4, sizes=("tiny",), apart=(), turns=1,
     experts=moe_model.Experts(1, n_embd=256, n_heads=4, n_groups=2, n_experts=4, n_used=2, n_expert=256, n_vocab=256),
 )  # fmt: skip
 """To see that every step works: its figures mean nothing."""
@@ -130,9 +132,9 @@ def plan(scale: Scale, threads: int) -> list[Step]:
     steps = [
         Step("roofline", 0.3, None, functools.partial(kernels.roofline, threads)),
         Step("loading", 0.7, "q4_k_m", functools.partial(loading.measure, turns=scale.turns)),
-        Step("costs q4_k_m", 1.5, "q4_k_m", functools.partial(costs, rows=scale.rows, repeats=scale.repeats)),
+        Step("costs q4_k_m", 1, "q4_k_m", functools.partial(costs, rows=scale.rows, repeats=scale.repeats)),
         Step(
-            "costs q4_k_m long", 5, "q4_k_m",
+            "costs q4_k_m long", 4, "q4_k_m",
             functools.partial(costs, rows=scale.prompt_rows, behind=scale.behind, repeats=min(2, scale.repeats)),
         ),
         Step(
@@ -144,7 +146,7 @@ def plan(scale: Scale, threads: int) -> list[Step]:
             functools.partial(ask, kinds=scale.kinds, per_kind=1, n=scale.n, temperature=0.7),
         ),
         Step(
-            "stock lookup q4_k_m", 4, "q4_k_m",
+            "stock lookup q4_k_m", 3, "q4_k_m",
             functools.partial(
                 ask, kinds=scale.copying_kinds, per_kind=1, n=scale.n, temperature=0.0,
                 names=("llama.cpp", "stock lookup", "stock lookup 2", "auto"),
@@ -158,27 +160,27 @@ def plan(scale: Scale, threads: int) -> list[Step]:
             ),
         ),
     ]  # fmt: skip
-    for word, minutes in (("q8_0", 2.5), ("f16", 4.5)):
+    for word, minutes in (("q8_0", 2), ("f16", 3.5)):
         steps.append(
-            Step(f"costs {word}", 1, word, functools.partial(costs, rows=scale.few_rows, repeats=min(3, scale.repeats)))
+            Step(f"costs {word}", 1, word, functools.partial(costs, rows=scale.few_rows, repeats=scale.repeats))
         )
-        for temperature in (0.0, 0.7):
-            own = functools.partial(ask, kinds=scale.some_kinds, per_kind=1, n=scale.n_slow, temperature=temperature)
+        for temperature, kinds in ((0.0, scale.some_kinds), (0.7, scale.few_kinds)):
+            own = functools.partial(ask, kinds=kinds, per_kind=1, n=scale.n_slow, temperature=temperature)
             steps.append(Step(f"answers {word} {temperature:g}", minutes, word, own))
     prompts = [str(task_prompts.FOLDER / f"{kind}.jsonl") for kind in ("explain", "maths", "story", "code")]
     words = ["--prompts", *prompts, "--limit", str(scale.n_requests), "--threads", str(threads)]
     words += ["--tokens", str(min(48, scale.n))]
     parallel = ["--parallel", ",".join(map(str, scale.requests)), "--ways", "plain,lookup:governed", "--repeats", "1"]
-    steps.append(Step("requests q4_k_m", 4, "q4_k_m", functools.partial(_requests, words=[*words, *parallel])))
+    steps.append(Step("requests q4_k_m", 3, "q4_k_m", functools.partial(_requests, words=[*words, *parallel])))
     if (server := shutil.which("llama-server")) is not None:
         own = ["--server", server, "--slots", "1", "--clients", "1", "--turns", "1"]
         steps.append(Step("server q4_k_m", 5, "q4_k_m", functools.partial(_server, words=[*words, *own])))
     for size in scale.sizes:
         is_apart = size in scale.apart
         minutes = {"3b": 1.0, "7b": 2.0}.get(size, 4.0)
-        own_costs = functools.partial(costs, rows=scale.few_rows, repeats=min(3, scale.repeats), apart=is_apart)
+        own_costs = functools.partial(costs, rows=scale.few_rows, repeats=scale.repeats, apart=is_apart)
         steps.append(Step(f"shape {size}", minutes, "q4_k_m", functools.partial(_shape, size=size, measure=own_costs)))
-    own_costs = functools.partial(costs, rows=scale.few_rows, repeats=min(3, scale.repeats))
+    own_costs = functools.partial(costs, rows=scale.few_rows, repeats=scale.repeats)
     steps.append(Step("shape experts", 1, None, functools.partial(_experts, shape=scale.experts, measure=own_costs)))
     return steps
 
