@@ -131,7 +131,7 @@ def plan(scale: Scale, threads: int) -> list[Step]:
     ask = functools.partial(_ask, n_ctx=scale.n_ctx, threads=threads)
     steps = [
         Step("roofline", 0.3, None, functools.partial(kernels.roofline, threads)),
-        Step("loading", 0.7, "q4_k_m", functools.partial(loading.measure, turns=scale.turns)),
+        Step("loading", 0.7, "q4_k_m", functools.partial(loading.measure, turns=scale.turns, threads=threads)),
         Step("costs q4_k_m", 1, "q4_k_m", functools.partial(costs, rows=scale.rows, repeats=scale.repeats)),
         Step(
             "costs q4_k_m long", 4, "q4_k_m",

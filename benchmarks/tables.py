@@ -30,6 +30,8 @@ from end_to_end import Row, answers_of, by_kind, differing
 from sides import Answered, middle, ratio
 from task_prompts import GROUPS
 
+from pyfly_cpp.errors import counted
+
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "benchmarks" / "records"
 DOCUMENTS = tuple(
@@ -177,16 +179,18 @@ def average(kinds: Mapping[str, float]) -> str:
     return times(geometric_mean(kinds.values())) if kinds else ""
 
 
-def conditions(record: Loaded, rows: Sequence[Row], sources: tuple[Source, ...], document: Path) -> Cell:
-    """A sentence on how answers were measured."""
-    n = max(len(one.tokens) for one in answers_of(rows, "auto"))
-    machine = record.data["machine"]
+def conditions(record: Loaded, sources: tuple[Source, ...], document: Path, more: str = "") -> Cell:
+    """A sentence on how a table was measured."""
+    begun = day(record.data["steps"][sources[0].step]["started"])
+    threads = counted(record.data["machine"]["threads"], "thread")
+    return Cell(f"{record.title}: {threads}{more}, {begun} ({link(record, document)}).", sources)
+
+
+def asked(rows: Sequence[Row]) -> str:
+    """How much was answered."""
+    most = max(len(one.tokens) for one in answers_of(rows, "auto"))
     held_out = sum(row["held_out"] for row in rows)
-    return Cell(
-        f"{record.title}: {machine['threads']} threads, {len(rows)} prompts ({held_out} of them held out), answers of "
-        f"up to {n} tokens, {day(record.data['steps'][sources[0].step]['started'])} ({link(record, document)}).",
-        sources,
-    )
+    return f"{counted(len(rows), 'prompt')} ({held_out} held out), answers of up to {counted(most, 'token')}"
 
 
 def rows_of_steps(counters: Mapping[str, Any]) -> dict[int, int]:
@@ -232,12 +236,12 @@ def speed(records: Sequence[Loaded], document: Path) -> Table:
     for group in GROUPS:
         if found and any(group in column for column in columns):
             table.rows.append([
-                Cell(group),
+                Cell(group if len(GROUPS[group]) == 1 else f"{group} ({', '.join(GROUPS[group])})"),
                 *(Cell(times(column[group]) if group in column else "", one[3]) for column, one in zip(columns, found)),
             ])  # fmt: skip
     for record, temperature, rows, sources in found:
         if temperature == TEMPERATURES[0]:
-            table.notes.append(conditions(record, rows, sources, document))
+            table.notes.append(conditions(record, sources, document, f", {asked(rows)}"))
     return table
 
 
@@ -253,6 +257,7 @@ def as_shipped(records: Sequence[Loaded], document: Path) -> Table:
         "slowest kind",
         "by kind of prompt",
         "answers that guesses changed",
+        "asked",
     ]
     table = Table(words(*head))
     for record in records:
@@ -268,10 +273,10 @@ def as_shipped(records: Sequence[Loaded], document: Path) -> Table:
                 by_speed = [f"{kind} {times(value)}" for kind, value in in_order]
                 cells = [
                     f"**{average(kinds)}**", average(plain), average(held), *by_speed[-1:], ", ".join(by_speed),
-                    f"{differing(rows, 'auto')} of {len(rows)}",
+                    f"{differing(rows, 'auto')} of {len(rows)}", asked(rows),
                 ]  # fmt: skip
                 table.rows.append([*words(name, record.title, temperature), *(Cell(text, sources) for text in cells)])
-                table.notes.append(conditions(record, rows, sources, document))
+                table.notes.append(conditions(record, sources[:1], document))
     table.notes = list({note.text: note for note in table.notes}.values())
     return table
 
@@ -290,9 +295,9 @@ def stock_lookup(records: Sequence[Loaded], document: Path) -> Table:
             continue
         means = {side: by_kind(rows, side) for side in sides}
         for kind in means["auto"]:
-            ratios = [Cell(times(means[side][kind]), source) for side in sides]
+            ratios = [Cell(times(means[side][kind]) if kind in means[side] else "", source) for side in sides]
             table.rows.append([*words(kind, record.title), *ratios])
-        table.notes.append(conditions(record, rows, source, document))
+        table.notes.append(conditions(record, source, document, f", {asked(rows)}"))
     return table
 
 
@@ -311,7 +316,7 @@ def long_documents(records: Sequence[Loaded], document: Path) -> Table:
                 Cell(f"{middle(answers, 'speed'):.1f}", source), Cell("" if gain is None else times(gain), source),
             ])  # fmt: skip
         tokens = ", ".join(f"{row['n_prompt']:,}" for row in rows)
-        table.notes.append(Cell(f"{record.title}: a prompt of {tokens} tokens ({link(record, document)}).", source))
+        table.notes.append(conditions(record, source, document, f", a prompt of {tokens} tokens"))
     return table
 
 
@@ -328,7 +333,7 @@ def requests(records: Sequence[Loaded], document: Path) -> Table:
             alone = "" if n == sizes[0] else times(wall["plain", n] / wall["plain", sizes[0]])
             cells = [f"{wall['plain', n]:.1f}", alone, times(wall["lookup:governed", n] / wall["plain", n])]
             table.rows.append([*words(record.title, str(n)), *(Cell(text, source) for text in cells)])
-        table.notes.append(Cell(f"{record.title}: with the time for prompts ({link(record, document)}).", source))
+        table.notes.append(conditions(record, source, document, ", with the time for prompts"))
     return table
 
 
@@ -346,7 +351,7 @@ def server(records: Sequence[Loaded], document: Path) -> Table:
         for way, rate in rates.items():
             cells = (Cell(f"{rate:.1f}", source), Cell(times(rate / rates["llama.cpp"]), source))
             table.rows.append([*words(record.title, way), *cells])
-        table.notes.append(Cell(f"{record.title} ({link(record, document)}).", source))
+        table.notes.append(conditions(record, source, document))
     return table
 
 
@@ -375,9 +380,9 @@ def larger(records: Sequence[Loaded], document: Path) -> Table:
             stock, ours = (kernels.seconds_of(costs, i) for i in (0, 1))
             cells = [f"{1e3 * stock[1]:.0f} ms", f"{1e3 * ours[1]:.0f} ms", times(stock[1] / ours[1])]
             cells += [f"{ours[n] / ours[1]:.2f}" if n in ours else "" for n in (4, 8, 16)]
-            table.rows.append([*words(name, record.title), *(Cell(text, (source,)) for text in cells)])
-        if any(True for _ in _shapes(record)):
-            table.notes.append(Cell(f"{record.title}: Q4_K_M ({link(record, document)})."))
+            table.rows.append([Cell(text, (source,)) for text in (name, record.title, *cells)])
+        if sources := tuple(source for _, _, source in _shapes(record)):
+            table.notes.append(conditions(record, sources, document, ", Q4_K_M"))
     return table
 
 
@@ -398,13 +403,13 @@ def estimates(records: Sequence[Loaded], document: Path) -> Table:
             groups = by_group(estimated(rows, costs))
             cells = [f"{1 / stock[1]:.1f}", times(stock[1] / ours[1])]
             cells += [times(groups[group]) if group in groups else "" for group in GROUPS]
-            table.rows.append([*words(name, record.title), *(Cell(text, (source, *sources)) for text in cells)])
+            table.rows.append([Cell(text, (source, *sources)) for text in (name, record.title, *cells)])
         groups = by_group(by_kind(rows, "auto"))
         cells = [times(groups[group]) if group in groups else "" for group in GROUPS]
         plain = average(by_kind(rows, "plain"))
         speed_of_stock = f"{middle(answers_of(rows, 'llama.cpp'), 'speed'):.1f}"
-        measured = [Cell(text, sources) for text in (speed_of_stock, plain, *cells)]
-        table.rows.append([*words("(the 1.5B, measured)", record.title), *measured])
+        measured = ("(the 1.5B, measured)", record.title, speed_of_stock, plain, *cells)
+        table.rows.append([Cell(text, sources) for text in measured])
     return table
 
 
@@ -422,8 +427,8 @@ def _costs(records: Sequence[Loaded], document: Path, steps: Iterable[tuple[str,
                     cells += [f"{stock[n] / ours[n]:.2f}", f"{ours[n] / ours[1]:.2f}"]
                     sourced = [Cell(text, (Source(record, step),)) for text in cells]
                     table.rows.append([*words(name, record.title), *sourced])
-        if any(record.step(step) is not None for _, step in steps):
-            table.notes.append(Cell(f"{record.title}: {link(record, document)}."))
+        if sources := tuple(Source(record, step) for _, step in steps if record.step(step) is not None):
+            table.notes.append(conditions(record, sources, document))
     return table
 
 
@@ -452,7 +457,7 @@ def loads(records: Sequence[Loaded], document: Path) -> Table:
             cells += [f"{size:.2f} of the file" for size in sizes]
             name = f"{loading.NAMES[choice]}, {'mapped' if is_mapped else 'read'}"
             table.rows.append([*words(name, record.title), *(Cell(text, source) for text in cells)])
-        table.notes.append(Cell(f"{record.title}: {link(record, document)}."))
+        table.notes.append(conditions(record, source, document))
     return table
 
 
