@@ -15,6 +15,7 @@ import llama_cpp
 import pyfly_cpp
 from pyfly_cpp import _native
 from pyfly_cpp.machine.conditions import describe_machine
+from pyfly_cpp.models.named import embedded_model
 
 ROOT = Path(__file__).parents[1]
 
@@ -111,6 +112,7 @@ def describe(threads: int) -> dict[str, Any]:
         "isa": _native.kernels_isa(),
         "isa_is_forced": "PYFLY_ISA" in os.environ,
         "threads": threads,
+        "has_demo_model": embedded_model() is not None,  # `auto` drafts with it
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "llama_cpp_features": llama_cpp.llama_print_system_info().decode(),
         "compilers": _compilers(),
@@ -121,6 +123,6 @@ def describe(threads: int) -> dict[str, Any]:
 
 SAME = (
     "cpu", "physical_cores", "pyfly_cpp", "llama_cpp_python", "extra_buffers", "kernels", "isa", "isa_is_forced",
-    "threads", "llama_cpp_features", "compilers", "timed_sources",
+    "threads", "has_demo_model", "llama_cpp_features", "compilers", "timed_sources",
 )  # fmt: skip
 """Of `describe`: must be equal for steps to stand in one record."""

@@ -182,8 +182,10 @@ def average(kinds: Mapping[str, float]) -> str:
 def conditions(record: Loaded, sources: tuple[Source, ...], document: Path, more: str = "") -> Cell:
     """A sentence on how a table was measured."""
     begun = day(record.data["steps"][sources[0].step]["started"])
-    threads = counted(record.data["machine"]["threads"], "thread")
-    return Cell(f"{record.title}: {threads}{more}, {begun} ({link(record, document)}).", sources)
+    machine = record.data["machine"]
+    demo = "with" if machine["has_demo_model"] else "without"
+    threads = counted(machine["threads"], "thread")
+    return Cell(f"{record.title}: {threads}, {demo} the demo model{more}, {begun} ({link(record, document)}).", sources)
 
 
 def asked(rows: Sequence[Row]) -> str:

@@ -57,7 +57,9 @@ def few(tmp_path_factory):
 def test_a_record_has_every_timing_and_its_conditions(few):
     data = read(few)
     assert list(data["steps"]) == FEW.split(",")
-    assert {"cpu", "isa", "threads", "memory_bytes", "commit", "compilers", "timed_sources"} <= data["machine"].keys()
+    assert {"cpu", "isa", "threads", "has_demo_model", "memory_bytes", "commit", "compilers", "timed_sources"} <= data[
+        "machine"
+    ].keys()
     assert data["models"]["q4_k_m"]["file"] == machine.TINY.name
     for step in data["steps"].values():
         assert step["measured"] and step["command"] and step["started"] and step["seconds"] > 0
