@@ -39,8 +39,9 @@ def main() -> None:
     answers: dict[str, list[Answered]] = {name: [] for name in given.sides.split(",")}
     with ExitStack() as stack:
         n_ctx = given.tokens + given.n + MARGIN
-        sides = [stack.enter_context(Side(name, given, n_ctx, given.cache)) for name in answers]
-        prompt = next(side for side in sides if side.name not in STOCK).prompt(pages + QUESTION, given.tokens)
+        sides = [stack.enter_context(Side(name, given.model, n_ctx, given.threads, given.cache)) for name in answers]
+        asked = [{"role": "user", "content": pages + QUESTION}]
+        prompt = next(side for side in sides if side.name not in STOCK).prompt(asked, most=given.tokens)
         for _ in range(given.turns):
             for side in sides:
                 one = side.answer(prompt, given.n)

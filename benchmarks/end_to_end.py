@@ -1,81 +1,148 @@
 """Tokens a second as shipped, against plain stock llama-cpp-python: `llama_cpp.Llama` with llama.cpp's own kernels.
 
-    python benchmarks/end_to_end.py --model MODEL [-n 96] [--per-kind 2] [--temperature 0,0.7] [--threads N]
-        [--record FILE.json.gz]
+    python benchmarks/end_to_end.py --model MODEL [-n 96] [--per-kind 2] [--kinds edit,chat,...] [--temperature 0,0.7]
+        [--sides llama.cpp,plain,lookup,auto] [--threads N] [--record FILE.json.gz]
 
-Every side answers every built-in prompt, governed and exact, in a process of its own (`sides.py`), one after the other,
-so that whatever else the machine does slows all alike. Timed is what follows the first token. A side's answers must be
-those of `plain`, our kernels without drafts, token for token; how many are not is counted. `auto` is the default of the
-commands. Ratios are of tokens a second to llama.cpp's: geometric means over the prompts of a kind, then over the kinds,
-with the smallest kind.
+Every side answers prompts of what people do (`prompts/`), governed and exact, in a process of its own (`sides.py`), one
+after the other, so that whatever else the machine does slows all alike. Another side begins each time, and each has
+answered something before. Timed is what follows the first token. A side's answers must be those of `plain`, our kernels
+without drafts, token for token; how many are not is counted. `auto` is the default of the commands. Ratios are of
+tokens a second to llama.cpp's: geometric means over the prompts of a kind, then over the kinds, with the smallest kind.
 
 At a temperature above 0 (that of `chat` is 0.7) all sides answer a question with the same seed. Each temperature has
 processes of its own, so that nothing is copied from answers at another one.
+
+`--prompts pyfly_cpp/machine/prompts.jsonl` asks the twelve built-in prompts instead.
 """
 
 from __future__ import annotations
 
-import argparse
-from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import ExitStack
 from statistics import geometric_mean
+from typing import Any
 
 from common import add_record, markdown, model_parser, print_machine, record
-from sides import Answered, Side, middle, ratio
+from sides import Answered, Side, middle
+from task_prompts import KINDS, TaskPrompt, pick
 
 from pyfly_cpp.machine.prompt_sets import read_prompts
 
-NAMES = ("llama.cpp", "plain", "lookup", "auto")
+STOCK, PLAIN = "llama.cpp", "plain"
+NAMES = (STOCK, PLAIN, "lookup", "auto")
+CONTEXT = 4096
+"""Tokens that hold all kinds but `summary-8k`."""
 
-Answers = dict[str, dict[str, list[Answered]]]
-"""By side and kind."""
+Row = dict[str, Any]
+"""What a prompt was answered: `id`, `kind`, `held_out`, `n_prompt`, and `answers` by side."""
+
+
+def ask(
+    model: str,
+    prompts: Sequence[TaskPrompt],
+    *,
+    names: Sequence[str],
+    n: int,
+    temperature: float,
+    n_ctx: int,
+    threads: int,
+) -> list[Row]:
+    """What each side answers to each prompt, up to n tokens. One of the sides must be ours: it makes tokens of the
+    prompts."""
+    rows = []
+    with ExitStack() as stack:
+        sides = [stack.enter_context(Side(name, model, n_ctx, threads)) for name in names]
+        ours = next(one for one in sides if one.name in (PLAIN, "lookup", "auto"))
+        for one in sides:
+            one.answer(ours.prompt([{"role": "user", "content": "Say hello."}]), 8)
+        for i, prompt in enumerate(prompts):
+            tokens = ours.prompt(prompt.messages, prompt.tools)
+            turn = i % len(sides)
+            answers = {one.name: one.answer(tokens, n, temperature, i) for one in (*sides[turn:], *sides[:turn])}
+            rows.append({"id": prompt.id, "kind": prompt.kind, "held_out": prompt.held_out, "n_prompt": len(tokens),
+                         "answers": {name: answers[name] for name in names}})  # fmt: skip
+            print(f"{prompt.id}: {', '.join(f'{name} {one.speed:.1f}' for name, one in answers.items())}", flush=True)
+    return rows
+
+
+def answers_of(rows: Sequence[Row], name: str) -> list[Answered]:
+    """A side's."""
+    return [Answered(*row["answers"][name]) for row in rows]
+
+
+def by_kind(rows: Sequence[Row], name: str, base: str = STOCK) -> dict[str, float]:
+    """How much faster one side is than another, for each kind: geometric means over its prompts. Answers of one token
+    have no speed and do not count."""
+    out: dict[str, list[float]] = {}
+    for row in rows:
+        ours, theirs = (Answered(*row["answers"][which]) for which in (name, base))
+        if min(ours.speed, theirs.speed) > 0:
+            out.setdefault(row["kind"], []).append(ours.speed / theirs.speed)
+    return {kind: geometric_mean(ratios) for kind, ratios in out.items()}
+
+
+def differing(rows: Sequence[Row], name: str) -> int:
+    """How many answers of a side are not those of our plain decoding."""
+    return sum(a.tokens != b.tokens for a, b in zip(answers_of(rows, name), answers_of(rows, PLAIN)))
+
+
+def table(measured: dict[str, list[Row]]) -> str:
+    """Of all temperatures."""
+    lines = []
+    for temperature, rows in measured.items():
+        kinds = list(dict.fromkeys(row["kind"] for row in rows))
+        names = list(rows[0]["answers"])
+        has_plain = PLAIN in names
+        for name in names:
+            differ = str(differing(rows, name)) if has_plain else ""
+            if name == STOCK:
+                speeds = [
+                    middle(answers_of([row for row in rows if row["kind"] == kind], name), "speed") for kind in kinds
+                ]
+                lines.append([f"{name}, tokens/s", temperature, *(f"{one:.1f}" for one in speeds), "", "", differ])
+            else:
+                means = by_kind(rows, name)
+                figures = [*(means[kind] for kind in kinds), geometric_mean(means.values()), min(means.values())]
+                lines.append([name, temperature, *(f"{one:.2f}" for one in figures), differ])
+    return markdown(["side", "temperature", *kinds, "mean", "least", "answers that differ from plain"], lines)
 
 
 def main() -> None:
     parser = model_parser(__doc__, n=96)
     parser.add_argument("--per-kind", type=int, default=2)
+    parser.add_argument("--kinds", help=f"of {', '.join(KINDS)}; all but summary-8k where none is named")
+    parser.add_argument("--prompts", metavar="FILE", help="another set of prompts, JSONL")
     parser.add_argument("--temperature", default="0", help="one or several, such as 0,0.7 (default 0)")
+    parser.add_argument("--sides", default=",".join(NAMES), help="of those of side.py; llama.cpp is one of them")
+    parser.add_argument("--n-ctx", type=int, default=CONTEXT)
     add_record(parser)
     given = parser.parse_args()
-    temperatures = [float(text) for text in given.temperature.split(",")]
     machine = print_machine()
-    kinds: dict[str, list[str]] = defaultdict(list)
-    for prompt in read_prompts():
-        if len(kinds[prompt.category]) < given.per_kind:
-            kinds[prompt.category].append(prompt.turns[0])
-    measured = {f"{temperature:g}": ask(given, kinds, temperature) for temperature in temperatures}
-    rows = [[one[0], temperature, *one[1:]] for temperature, answers in measured.items() for one in rows_of(answers)]
+    if given.prompts is not None:
+        prompts = _of_file(given.prompts, given.per_kind)
+    else:
+        prompts = pick(
+            given.kinds.split(",") if given.kinds else [k for k in KINDS if k != "summary-8k"], given.per_kind
+        )
+    measured = {
+        f"{temperature:g}": ask(
+            given.model, prompts, names=given.sides.split(","), n=given.n, temperature=temperature, n_ctx=given.n_ctx,
+            threads=given.threads,
+        )
+        for temperature in map(float, given.temperature.split(","))
+    }  # fmt: skip
     print()
-    print(markdown(["side", "temperature", *kinds, "mean", "least", "answers that differ from plain"], rows))
+    print(table(measured))
     record(given.record, machine, measured)
 
 
-def ask(given: argparse.Namespace, kinds: dict[str, list[str]], temperature: float) -> Answers:
-    """What each side answers to the questions of each kind."""
-    answers: Answers = {name: defaultdict(list) for name in NAMES}
-    with ExitStack() as stack:
-        sides = [stack.enter_context(Side(name, given, 2048)) for name in NAMES]
-        for kind, questions in kinds.items():
-            for seed, question in enumerate(questions):
-                tokens = sides[-1].prompt(question)
-                for side in sides:
-                    answers[side.name][kind].append(side.answer(tokens, given.n, temperature, seed))
-    return answers
-
-
-def rows_of(answers: Answers) -> list[list[str]]:
-    """A row of the table for each side."""
-    stock, plain = answers["llama.cpp"], answers["plain"]
-    differing = {
-        name: str(sum(a.tokens != b.tokens for kind in plain for a, b in zip(of[kind], plain[kind])))
-        for name, of in answers.items()
-    }
-    speeds = [f"{middle(of_kind, 'speed'):.1f}" for of_kind in stock.values()]
-    rows = [["llama.cpp, tokens/s", *speeds, "", "", differing["llama.cpp"]]]
-    for name in NAMES[1:]:
-        means = [geometric_mean(ratio(answers[name][kind], stock[kind], "speed")) for kind in stock]
-        rows.append([name, *(f"{one:.2f}" for one in (*means, geometric_mean(means), min(means))), differing[name]])
-    return rows
+def _of_file(path: str, per_kind: int) -> list[TaskPrompt]:
+    """The first so many of each category."""
+    out: list[TaskPrompt] = []
+    for one in read_prompts(path):
+        if sum(prompt.kind == one.category for prompt in out) < per_kind:
+            out.append(TaskPrompt(one.id, one.category, False, [{"role": "user", "content": one.turns[0]}]))
+    return out
 
 
 if __name__ == "__main__":

@@ -1,15 +1,16 @@
 """What a batch costs by its number of tokens: llama.cpp's kernels against ours.
 
     python benchmarks/kernels.py --model MODEL [--as Q4_K_M,Q6_K,...] [--rows 1,2,3,4,6,8,12,16,32] [--behind 16,8000]
-        [--cache q8_0] [--repeats 7] [--threads N] [--gpu-layers N] [--changes] [--record FILE.json.gz]
+        [--cache q8_0] [--repeats 7] [--threads N] [--gpu-layers N] [--changes] [--apart] [--record FILE.json.gz]
     python benchmarks/kernels.py --attention 1024 [--repeats 7] [--threads N]
 
-The same model is loaded twice, with kernels="stock" and "auto", both with flash attention. Both evaluate batches of the
-same random tokens behind the same beginning, in turns, so that whatever else the machine does slows both alike. Times
-are medians; the ratio is the median of the ratios of neighbours in time, with its range. --behind has a table for each
-length of the beginning, in ascending order: our kernels read it, and the other side gets what they have left in the
-cache. --cache is the type of K and V. The last lines of a table compare the logits of tokens that were evaluated alone
-with those of the same tokens in batches.
+The same model is loaded twice, with kernels="stock" and "auto", both with flash attention, each in a process of its own
+(`evaluator.py`). Both evaluate batches of the same random tokens behind the same beginning, in turns, so that whatever
+else the machine does slows both alike. Times are medians; the ratio is the median of the ratios of neighbours in time,
+with its range. --behind has a table for each length of the beginning, in ascending order: our kernels read it, and the
+other side gets what they have left in the cache. --cache is the type of K and V. The last lines of a table compare the
+logits of tokens that were evaluated alone with those of the same tokens in batches. --apart loads one after the other,
+for models that do not fit in memory twice; each then reads the beginning itself.
 
 --attention times attention alone, to so many cells: eight heads of 128 in two groups, the shortest of the repeats.
 
@@ -27,76 +28,117 @@ read at this machine's speed of memory, and as its products of bytes take at the
 from __future__ import annotations
 
 import argparse
-import ctypes
 import subprocess
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import evaluator
 import llama_cpp
-import numpy as np
+from child import Child
 from common import add_record, markdown, print_machine, record, spread
 
-from pyfly_cpp import FlyLlama, _native
+from pyfly_cpp import _native
 from pyfly_cpp.machine import kernels
 from pyfly_cpp.machine.cache_types import CACHE_WORDS
 from pyfly_cpp.machine.programs import quantize
 from pyfly_cpp.machine.threads import physical_cores
 
 HERE = Path(__file__).parent
-MOST_BATCH = 512
+CHOICES = ("stock", "auto")
+"""The two sides, in the order of all times: llama.cpp's kernels, then ours."""
+
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
+
+Costs = dict[str, Any]
+"""Of a model behind a beginning: `model`, `behind`, `cache`, `about` (evaluator.Evaluator.about) and `differences` of
+both sides, and `stock_and_ours`: seconds by the number of tokens, a pair for each repeat."""
 
 
-class Side:
-    """One of the two models."""
+class Side(Child):
+    """A model with one choice of kernels."""
 
-    def __init__(self, path: str, choice: str, given: argparse.Namespace, n_ctx: int) -> None:
-        begin = time.perf_counter()
-        self.llm = FlyLlama(
-            path, kernels=choice, n_ctx=n_ctx, n_batch=MOST_BATCH, n_threads=given.threads,
-            n_threads_batch=given.threads, n_gpu_layers=given.gpu_layers, flash_attn=True, verbose=False,
-            type_k=CACHE_WORDS[given.cache], type_v=CACHE_WORDS[given.cache],
+    def __init__(self, choice: str, model: str, n_ctx: int, threads: int, cache: str, gpu_layers: int) -> None:
+        kind = CACHE_WORDS[cache]
+        options = {"n_threads": threads, "n_threads_batch": threads, "n_gpu_layers": gpu_layers}
+        super().__init__(
+            evaluator.__file__, [choice],
+            {"model_path": model, "n_ctx": n_ctx, "type_k": kind, "type_v": kind, **options},
         )  # fmt: skip
-        self.seconds_to_load = time.perf_counter() - begin
-        self.batch = llama_cpp.llama_batch_init(MOST_BATCH, 0, 1)
-        self.n_read = 0
 
-    def evaluate(self, tokens: list[int], position: int) -> float:
-        """Evaluates tokens at a position and forgets what stands behind it before; seconds."""
-        context = self.llm.ctx
-        llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(context), 0, position, -1)
-        self.batch.n_tokens = len(tokens)
-        for i, token in enumerate(tokens):
-            self.batch.token[i], self.batch.pos[i] = token, position + i
-            self.batch.logits[i] = len(tokens) <= 32 or i + 1 == len(tokens)  # a prompt asks for one row
-            self.batch.n_seq_id[i], self.batch.seq_id[i][0] = 1, 0
-        begin = time.perf_counter()
-        if llama_cpp.llama_decode(context, self.batch) != 0:
-            raise SystemExit("llama.cpp could not evaluate a batch; lower --rows.")
-        llama_cpp.llama_synchronize(context)
-        return time.perf_counter() - begin
+    def do(self, method: str, **arguments: Any) -> Any:
+        """A method of `evaluator.Evaluator`."""
+        return self.ask({method: arguments})
 
-    def read(self, tokens: list[int]) -> None:
-        """Goes on until the sequence is these tokens."""
-        for i in range(self.n_read, len(tokens), MOST_BATCH):
-            self.evaluate(tokens[i : i + MOST_BATCH], i)
-        self.n_read = len(tokens)
 
-    def take(self, other: Side) -> None:
-        """What the other side has read, as it stands in its cache."""
-        llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(other.llm.ctx), 0, other.n_read, -1)
-        state = (ctypes.c_uint8 * llama_cpp.llama_state_seq_get_size(other.llm.ctx, 0))()
-        llama_cpp.llama_state_seq_get_data(other.llm.ctx, state, len(state), 0)
-        if llama_cpp.llama_state_seq_set_data(self.llm.ctx, state, len(state), 0) == 0:
-            raise SystemExit("llama.cpp could not restore a cache; lower --behind.")
-        self.n_read = other.n_read
+def measure(
+    model: str, *, rows: Sequence[int] = ROWS, behind: Sequence[int] = (16,), repeats: int, threads: int,
+    cache: str = "f16", gpu_layers: int = 0, apart: bool = False,
+) -> list[Costs]:  # fmt: skip
+    """The costs behind each beginning, in ascending order, of a model with both choices of kernels."""
+    lengths = sorted(behind)
+    how = (model, lengths[-1] + max(rows), threads, cache, gpu_layers)
+    out = [{"model": Path(model).name, "behind": n, "cache": cache} for n in lengths]
+    if apart:
+        alone = []
+        for choice in CHOICES:
+            with Side(choice, *how) as side:
+                alone.append([_alone(side, n, rows, repeats) for n in lengths])
+        for i, costs in enumerate(out):
+            both = [side[i] for side in alone]
+            pairs = {n: list(zip(*(one["times"][n] for one in both))) for n in rows}
+            costs.update({name: [one[name] for one in both] for name in ("about", "differences")}, stock_and_ours=pairs)
+        return out
+    with Side("stock", *how) as stock, Side("auto", *how) as ours, tempfile.TemporaryDirectory() as folder:
+        sides = (stock, ours)
+        for n_before, costs in zip(lengths, out):
+            ours.do("read", n=n_before)
+            if n_before > 0:
+                ours.do("save", path=f"{folder}/state")
+                stock.do("restore", path=f"{folder}/state", n=n_before)
+            for side in sides:
+                side.do("seconds", n=min(16, max(rows)))
+            times: dict[int, list[tuple[float, ...]]] = {n: [] for n in rows}
+            for _ in range(repeats):
+                for n in rows:
+                    times[n].append(tuple(side.do("seconds", n=n) for side in sides))
+            costs.update(about=[side.ready for side in sides], stock_and_ours=times,
+                         differences=[side.do("difference", n=min(16, max(rows))) for side in sides])  # fmt: skip
+    return out
 
-    def logits(self, n: int) -> np.ndarray:
-        """Of the last batch of n tokens, [n][vocabulary]."""
-        return np.ctypeslib.as_array(llama_cpp.llama_get_logits(self.llm.ctx), shape=(n, self.llm.n_vocab())).copy()
+
+def _alone(side: Side, n_before: int, rows: Sequence[int], repeats: int) -> dict[str, Any]:
+    """One side's part of `Costs`."""
+    side.do("read", n=n_before)
+    side.do("seconds", n=min(16, max(rows)))
+    times: dict[int, list[float]] = {n: [] for n in rows}
+    for _ in range(repeats):
+        for n in rows:
+            times[n].append(side.do("seconds", n=n))
+    return {"about": side.ready, "times": times, "differences": side.do("difference", n=min(16, max(rows)))}
+
+
+def seconds_of(costs: Costs, i: int) -> dict[int, float]:
+    """Median seconds of a side (0: llama.cpp's kernels) by the number of tokens, of costs that may come from a
+    record."""
+    return {int(n): median(pair[i] for pair in pairs) for n, pairs in costs["stock_and_ours"].items()}
+
+
+def table(costs: Costs) -> str:
+    """Of a model behind a beginning."""
+    (stock, ours), lines = (seconds_of(costs, i) for i in (0, 1)), []
+    first = next(iter(stock))
+    for n, pairs in costs["stock_and_ours"].items():
+        n = int(n)
+        lines.append([
+            str(n), f"{1e3 * stock[n]:.1f}", f"{1e3 * ours[n]:.1f}", spread([pair[0] / pair[1] for pair in pairs]),
+            f"{stock[n] / stock[first]:.2f}", f"{ours[n] / ours[first]:.2f}",
+        ])  # fmt: skip
+    return markdown(
+        ["tokens", "stock, ms", "ours, ms", "stock / ours", f"stock, of {first}", f"ours, of {first}"], lines
+    )
 
 
 def roofline(n_threads: int) -> dict[str, float]:
@@ -134,91 +176,40 @@ def print_attention(n_cells: int, n_threads: int, repeats: int) -> None:
         print(f"| {n} | {stock.us:.0f} | {ours.us:.0f} | {stock.error:.0e} | {ours.error:.0e} |")
 
 
-def lengths(text: str) -> list[int]:
-    """Of beginnings, in ascending order."""
-    return sorted(map(int, text.split(",")))
+def numbers(text: str) -> list[int]:
+    """Separated by commas."""
+    return [int(n) for n in text.split(",")]
 
 
-def rows_of(given: argparse.Namespace) -> list[int]:
-    """The sizes of batches that are asked for."""
-    return [int(n) for n in given.rows.split(",")]
+def print_changes(path: str, name: str, given: argparse.Namespace) -> None:
+    """Batches of one size in a row, and each between two of one token, behind each beginning."""
+    n_ctx = max(given.behind) + max(given.rows)
+    with Side("auto", path, n_ctx, given.threads, given.cache, given.gpu_layers) as side:
+        for n_before in sorted(given.behind):
+            side.do("read", n=n_before)
+            rows = [
+                [str(n), *(f"{1e3 * one:.2f}" for one in side.do("changes", n=n, repeats=given.repeats))]
+                for n in given.rows
+            ]
+            print(f"\n{name}, behind {n_before} tokens, milliseconds\n")
+            print(markdown(["tokens", "the same again", "behind 1 token", "then 1 token"], rows))
 
 
-def open_sides(path: str, choices: Sequence[str], given: argparse.Namespace) -> tuple[list[Side], list[int]]:
-    """A model with each choice of kernels, and tokens for the longest beginning and the largest batch."""
-    n = max(given.behind) + max(rows_of(given))
-    sides = [Side(path, choice, given, n) for choice in choices]
-    return sides, np.random.default_rng(1).integers(0, sides[0].llm.n_vocab(), n).tolist()
-
-
-def print_changes(side: Side, tokens: list[int], name: str, given: argparse.Namespace, n_before: int) -> None:
-    """Batches of one size in a row, and each between two of one token."""
-    side.read(tokens[:n_before])
-    behind = tokens[n_before:]
-
-    def ms(sizes: Sequence[int]) -> list[float]:
-        times = [[1e3 * side.evaluate(behind[:n], n_before) for n in sizes] for _ in range(given.repeats + 2)]
-        return [median(column) for column in zip(*times[2:])]  # the first two warm up
-
-    rows = []
-    for n in rows_of(given):
-        (again,) = ms([n])
-        rows.append([str(n), *(f"{one:.2f}" for one in (again, *ms([n, 1])))])
-    print(f"\n{name}, behind {n_before} tokens, milliseconds\n")
-    print(markdown(["tokens", "the same again", "behind 1 token", "then 1 token"], rows))
-
-
-def compare(
-    sides: list[Side], tokens: list[int], name: str, given: argparse.Namespace, n_before: int, speeds: dict[str, float]
-) -> dict[str, Any]:
-    """Prints a table of a model: llama.cpp's kernels, then ours. Returns every time, seconds."""
-    rows = rows_of(given)
-    behind = tokens[n_before:]
-    sides[1].read(tokens[:n_before])
-    sides[0].take(sides[1])
-    for side in sides:
-        side.evaluate(behind[:16], n_before)
-    llm = sides[0].llm
-    times: dict[int, list[tuple[float, ...]]] = {n: [] for n in rows}
-    for _ in range(given.repeats):
-        for n in rows:
-            times[n].append(tuple(side.evaluate(behind[:n], n_before) for side in sides))
-
-    single = [median(pair[i] for pair in times[rows[0]]) for i in (0, 1)]
-    loads = " and ".join(f"{side.seconds_to_load:.1f}" for side in sides)
-    print(f"\n{name}, {given.cache} cache, behind {n_before} tokens; loaded in {loads} s")
-    print(f"\n| tokens | stock, ms | ours, ms | stock / ours | stock, of {rows[0]} | ours, of {rows[0]} |")
-    print("| ---: | ---: | ---: | --- | ---: | ---: |")
-    for n in rows:
-        stock, ours = (median(pair[i] for pair in times[n]) for i in (0, 1))
-        ratio = spread([pair[0] / pair[1] for pair in times[n]])
-        times_of_one = f"{stock / single[0]:.2f} | {ours / single[1]:.2f}"
-        print(f"| {n} | {1e3 * stock:.1f} | {1e3 * ours:.1f} | {ratio} | {times_of_one} |")
+def print_costs(costs: Costs, name: str, speeds: dict[str, float]) -> None:
+    """A table, and what is known beside it."""
+    loads = " and ".join(f"{about['seconds_to_load']:.1f}" for about in costs["about"])
+    print(f"\n{name}, {costs['cache']} cache, behind {costs['behind']} tokens; loaded in {loads} s\n")
+    print(table(costs))
     isa = "avx512vnni" if _native.kernels_isa() == "amx" else _native.kernels_isa()  # what few rows are multiplied with
     if isa in speeds:
-        n_bytes = llama_cpp.llama_model_size(llm.model)
-        n_weights = llama_cpp.llama_model_n_params(llm.model)
+        n_bytes, n_weights = costs["about"][0]["n_bytes"], costs["about"][0]["n_weights"]
         print(
             f"\nroofline: {n_bytes / 1e9 / speeds['memory'] * 1e3:.1f} ms to read {n_bytes / 1e9:.2f} GB at "
             f"{speeds['memory']:.1f} GB/s; {n_weights / 1e9 / speeds[isa] * 1e3:.1f} ms a token for "
             f"{n_weights / 1e9:.2f} G products at {speeds[isa]:.0f} G/s ({isa})"
         )
-    print_differences(sides, behind[: min(16, max(rows))], n_before)
-    return {"model": name, "behind": n_before, "stock_and_ours": times}
-
-
-def print_differences(sides: list[Side], tokens: list[int], position: int) -> None:
-    """Alone against in batches."""
-    for side, name in zip(sides, ("stock", "ours")):
-        alone = []
-        for i, token in enumerate(tokens):
-            side.evaluate([token], position + i)
-            alone.append(side.logits(1)[0])
-        worst = 0.0
-        for n in range(2, len(tokens) + 1):
-            side.evaluate(tokens[:n], position)
-            worst = max(worst, float(np.abs(side.logits(n) - np.array(alone[:n])).max()))
-        print(f"{name}: logits of tokens alone and in batches of 2 to {len(tokens)} differ by at most {worst:.2g}")
+    for name, worst in zip(("stock", "ours"), costs["differences"]):
+        print(f"{name}: logits of tokens alone and in batches differ by at most {worst:.2g}")
 
 
 def main() -> None:
@@ -228,8 +219,9 @@ def main() -> None:
     what.add_argument("--attention", type=int, metavar="CELLS")
     parser.add_argument("--changes", action="store_true", help="what a change of the batch's size costs")
     parser.add_argument("--as", dest="types", default="", metavar="TYPES")
-    parser.add_argument("--rows", default="1,2,3,4,6,8,12,16,32")
-    parser.add_argument("--behind", default=[16], metavar="N,...", type=lengths)
+    parser.add_argument("--rows", default=list(ROWS), type=numbers, metavar="N,...")
+    parser.add_argument("--behind", default=[16], metavar="N,...", type=numbers)
+    parser.add_argument("--apart", action="store_true", help="load one after the other")
     parser.add_argument("--cache", default="f16", choices=sorted(CACHE_WORDS))
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int, default=physical_cores())
@@ -246,14 +238,15 @@ def main() -> None:
         for kind in given.types.split(","):
             path = quantised(given.model, kind, folder) if kind else given.model
             name = kind or Path(path).name
-            sides, tokens = open_sides(path, ("auto",) if given.changes else ("stock", "auto"), given)
-            for n_before in given.behind:
-                if given.changes:
-                    print_changes(sides[0], tokens, name, given, n_before)
-                else:
-                    measured.append(compare(sides, tokens, name, given, n_before, speeds))
-            for side in sides:
-                side.llm.close()
+            if given.changes:
+                print_changes(path, name, given)
+                continue
+            for costs in measure(
+                path, rows=given.rows, behind=given.behind, repeats=given.repeats, threads=given.threads,
+                cache=given.cache, gpu_layers=given.gpu_layers, apart=given.apart,
+            ):  # fmt: skip
+                print_costs(costs, name, speeds)
+                measured.append({**costs, "model": name})
     record(given.record, machine, measured)
 
 

@@ -243,8 +243,8 @@ def turns(args: argparse.Namespace, texts: Sequence[str]) -> Iterator[dict[str, 
                 yield row
 
 
-def main() -> None:
-    """Measures and prints a table."""
+def measure(words: Sequence[str]) -> tuple[argparse.Namespace, list[dict[str, Any]]]:
+    """What was asked for, by arguments of this script, and every turn."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_arguments(parser, tokens=128)
     parser.add_argument("--server", required=True, help="llama-server of llama.cpp")
@@ -253,11 +253,17 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--turns", type=int, default=3, help="each takes its share of the prompts")
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     args.drafts = [int(k) for k in args.drafts.split(",")]
+    return args, collect(turns(args, mixed_texts(args)), args.out)
+
+
+def main() -> None:
+    """Measures and prints a table."""
     print_machine()
+    args, rows = measure(sys.argv[1:])
     print(f"{Path(args.target).name}, {args.threads} threads, {args.slots} slots, {args.clients} clients")
-    print(table(collect(turns(args, mixed_texts(args)), args.out)))
+    print(table(rows))
 
 
 if __name__ == "__main__":

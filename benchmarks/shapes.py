@@ -2,8 +2,9 @@
 
     python benchmarks/shapes.py FROM.gguf OUT.gguf [--shape 7b]
 
-The shapes are those of Qwen2.5: 3b, 7b, 14b and 32b. Types of weights are those of Q4_K_M; the vocabulary is that of
-FROM, a file of a smaller Qwen2.5. The answers of such a model are noise.
+The shapes are those of Qwen2.5: 3b, 7b, 14b and 32b. Types of weights are those of Q4_K_M; architecture and vocabulary
+are those of FROM, a file of a smaller Qwen2.5 (or of a Llama, with the same matrices). The answers of such a model are
+noise.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Shape(NamedTuple):
 
 
 SHAPES = {
+    "tiny": Shape(256, 512, 2, 4, 2),  # to try the script
     "3b": Shape(2048, 11008, 36, 16, 2),
     "7b": Shape(3584, 18944, 28, 28, 4),
     "14b": Shape(5120, 13824, 48, 40, 8),
@@ -54,8 +56,8 @@ def blocks(kind: Type, random: np.random.Generator) -> np.ndarray:
 class Writer:
     """Writes matrices of such blocks, vectors, and the header of another file."""
 
-    def __init__(self, path: str) -> None:
-        self.file = GGUFWriter(path, "qwen2", use_temp_file=True)
+    def __init__(self, path: str, architecture: str) -> None:
+        self.file = GGUFWriter(path, architecture, use_temp_file=True)
         random = np.random.default_rng(SEED)
         self.blocks = {kind: blocks(kind, random) for kind in (Type.Q4_K, Type.Q6_K)}
 
@@ -84,26 +86,21 @@ class Writer:
         self.file.close()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source", metavar="FROM.gguf")
-    parser.add_argument("out", metavar="OUT.gguf")
-    parser.add_argument("--shape", choices=SHAPES, default="7b")
-    given = parser.parse_args()
-    shape = SHAPES[given.shape]
-    reader = GGUFReader(given.source)
+def write(source: str, out: str, shape: Shape) -> None:
+    """Writes the file, with the header and the vocabulary of another."""
+    reader = GGUFReader(source)
+    architecture = str(reader.fields["general.architecture"].contents())
     n_vocab = int(next(tensor for tensor in reader.tensors if tensor.name == "token_embd.weight").shape[1])
-    writer = Writer(given.out)
-    writer.copy_header(
-        reader,
-        {
-            "qwen2.embedding_length": shape.n_embd,
-            "qwen2.feed_forward_length": shape.n_ff,
-            "qwen2.block_count": shape.n_layers,
-            "qwen2.attention.head_count": shape.n_heads,
-            "qwen2.attention.head_count_kv": shape.n_groups,
-        },
-    )
+    writer = Writer(out, architecture)
+    changed = {
+        "embedding_length": shape.n_embd,
+        "feed_forward_length": shape.n_ff,
+        "block_count": shape.n_layers,
+        "attention.head_count": shape.n_heads,
+        "attention.head_count_kv": shape.n_groups,
+        "rope.dimension_count": shape.n_embd // shape.n_heads,
+    }
+    writer.copy_header(reader, {f"{architecture}.{name}": value for name, value in changed.items()})
     writer.matrix("token_embd", n_vocab, shape.n_embd)
     writer.matrix("output", n_vocab, shape.n_embd, Type.Q6_K)
     writer.vector("output_norm.weight", shape.n_embd, 1.0)
@@ -124,6 +121,15 @@ def main() -> None:
         writer.matrix(f"{layer}.ffn_up", shape.n_ff, shape.n_embd)
         writer.matrix(f"{layer}.ffn_down", shape.n_embd, shape.n_ff, finer)
     writer.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", metavar="FROM.gguf")
+    parser.add_argument("out", metavar="OUT.gguf")
+    parser.add_argument("--shape", choices=SHAPES, default="7b")
+    given = parser.parse_args()
+    write(given.source, given.out, SHAPES[given.shape])
 
 
 if __name__ == "__main__":

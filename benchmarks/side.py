@@ -1,7 +1,8 @@
 """One side of `sides.py`: `python side.py NAME`, lines of JSON in and out.
 
-The first line has the arguments of `llama_cpp.Llama`. Each other is a question, answered by the tokens of a chat, or a
-prompt, answered: its tokens, seconds to the first, and in all. Plain llama-cpp-python imports nothing of ours.
+The first line has the arguments of `llama_cpp.Llama`. Each other line has messages, answered by the tokens of a chat,
+or a prompt, answered by its tokens, the seconds to the first and in all, and what FlyLlama counted meanwhile (null for
+a stock side). Plain llama-cpp-python imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import time
 from typing import Any
 
 import llama_cpp
+from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-STOCK = {"llama.cpp": False, "flash": True}
-"""Plain `llama_cpp.Llama`, and whether with flash attention."""
+STOCK = {"llama.cpp": None, "flash": None, "stock lookup": 10, "stock lookup 2": 2}
+"""Plain `llama_cpp.Llama`: as it is, with flash attention, and with its own prompt lookup, which drafts so many tokens.
+10 is its default, and 2 its documentation's advice for CPUs."""
 OURS = ("plain", "lookup", "auto")
 """FlyLlama without drafts, with prompt lookup, and as it ships; exact and governed."""
 
@@ -23,34 +26,51 @@ OURS = ("plain", "lookup", "auto")
 def load(name: str, options: dict[str, Any]) -> Any:
     """The model as a side has it."""
     if name in STOCK:
-        return llama_cpp.Llama(flash_attn=STOCK[name], **options)
+        if (n := STOCK[name]) is not None:  # without all logits it refuses prompts of more than a batch
+            options = {"draft_model": LlamaPromptLookupDecoding(num_pred_tokens=n), "logits_all": True, **options}
+        return llama_cpp.Llama(flash_attn=name == "flash", **options)
     from pyfly_cpp import FlyLlama, PromptLookup
 
     drafter = dict(zip(OURS, (None, PromptLookup(), "auto")))[name]
     return FlyLlama(drafter=drafter, **options)
 
 
-def prompt(llm: Any, question: str, most: int | None) -> list[int]:
-    """The tokens of a chat of one question, cut to its last `most` tokens."""
+def prompt(llm: Any, messages: list[dict[str, Any]], tools: list[Any] | None, most: int | None) -> list[int]:
+    """The tokens of a chat, its last message cut to its last `most` tokens."""
     from pyfly_cpp.llama.prompting import render_chat
 
     if most is not None:
-        tokens = llm.tokenize(question.encode(), add_bos=False)
-        question = llm.detokenize(tokens[-most:]).decode(errors="ignore")
-    return list(render_chat(llm, [{"role": "user", "content": question}]).tokens)
+        tokens = llm.tokenize(messages[-1]["content"].encode(), add_bos=False)
+        last = {**messages[-1], "content": llm.detokenize(tokens[-most:]).decode(errors="ignore")}
+        messages = [*messages[:-1], last]
+    return list(render_chat(llm, messages, tools=tools).tokens)
 
 
-def answer(llm: Any, prompt: list[int], n: int, temperature: float, seed: int) -> tuple[list[int], float, float]:
+COUNTERS = (
+    "rounds", "beginnings", "committed", "committed_first", "drafted_at_depth", "accepted_at_depth",
+    "accepted_by_drafter", "accepted_from_answers", "seconds_prefill", "seconds_draft", "seconds_verify",
+    "seconds_gate", "seconds_python",
+)  # fmt: skip
+"""Of FlyLlama's `Stats`, for an answer."""
+
+
+def answer(
+    llm: Any, prompt: list[int], n: int, temperature: float, seed: int
+) -> tuple[list[int], float, float, dict[str, Any] | None]:
     """Up to n tokens. At a temperature above 0 they are truncated as `Llama.generate` does by default."""
     llm.reset()
     llm.set_seed(seed)
+    if hasattr(llm, "reset_stats"):
+        llm.reset_stats()
     ends = {llm.token_eos(), llama_cpp.llama_vocab_eot(llm._model.vocab)}
     begin = time.perf_counter()
     tokens = iter(llm.generate(prompt, temp=temperature))
     out = [next(tokens)]
     first = time.perf_counter() - begin
     out += itertools.takewhile(lambda token: token not in ends, itertools.islice(tokens, n - 1))
-    return out, first, time.perf_counter() - begin
+    total = time.perf_counter() - begin
+    counters = llm.stats.as_dict() if hasattr(llm, "stats") else None
+    return out, first, total, counters and {name: counters[name] for name in COUNTERS}
 
 
 def main(name: str) -> None:
@@ -58,7 +78,7 @@ def main(name: str) -> None:
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
-        said = prompt(llm, **asked) if "question" in asked else answer(llm, **asked)
+        said = prompt(llm, **asked) if "messages" in asked else answer(llm, **asked)
         print(json.dumps(said), flush=True)
 
 

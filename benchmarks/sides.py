@@ -5,17 +5,12 @@ Two llama.cpp runtimes in one process disturb each other: their threads wait for
 
 from __future__ import annotations
 
-import argparse
-import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
 import side
-from common import llama_options
-from typing_extensions import Self
+from child import Child
 
 from pyfly_cpp.machine.cache_types import CACHE_WORDS
 
@@ -27,48 +22,35 @@ class Answered(NamedTuple):
     first: float
     """Seconds to its first token."""
     total: float
+    counters: dict[str, Any] | None = None
+    """side.COUNTERS of one of side.OURS."""
 
     @property
     def speed(self) -> float:
-        """Tokens a second behind the first."""
-        return (len(self.tokens) - 1) / (self.total - self.first) if len(self.tokens) > 1 else 0.0
+        """Tokens a second behind those of the first step; 0 if there are none. Ours may have several in it, whose
+        time is that of the prompt."""
+        n = len(self.tokens) - (1 if self.counters is None else max(1, self.counters["committed_first"]))
+        return n / (self.total - self.first) if n > 0 else 0.0
 
 
-class Side:
+class Side(Child):
     """One of side.STOCK and side.OURS, as a process."""
 
-    def __init__(self, name: str, given: argparse.Namespace, n_ctx: int, cache: str = "f16") -> None:
+    def __init__(self, name: str, model: str, n_ctx: int, threads: int, cache: str = "f16") -> None:
         self.name = name
-        self._process = subprocess.Popen(
-            [sys.executable, side.__file__, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        options = {"model_path": model, "n_ctx": n_ctx, "n_threads": threads, "n_threads_batch": threads}
         kind = CACHE_WORDS[cache]
-        self._ask({"model_path": given.model, "n_ctx": n_ctx, "type_k": kind, "type_v": kind, **llama_options(given)})
+        super().__init__(side.__file__, [name], {**options, "type_k": kind, "type_v": kind, "verbose": False})
 
-    def prompt(self, question: str, most: int | None = None) -> list[int]:
-        """A question as the tokens of a chat, the question cut to its last `most` tokens. Not of a stock side."""
-        return list(self._ask({"question": question, "most": most}))
+    def prompt(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[Any] | None = None, most: int | None = None
+    ) -> list[int]:
+        """The tokens of a chat, its last message cut to its last `most` tokens. Not of a stock side."""
+        return list(self.ask({"messages": list(messages), "tools": tools, "most": most}))
 
     def answer(self, prompt: Sequence[int], n: int, temperature: float = 0.0, seed: int = 0) -> Answered:
         """Up to n tokens."""
-        return Answered(*self._ask({"prompt": list(prompt), "n": n, "temperature": temperature, "seed": seed}))
-
-    def close(self) -> None:
-        self._process.communicate()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _ask(self, what: dict[str, Any]) -> Any:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        print(json.dumps(what), file=self._process.stdin, flush=True)
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"the process of {self.name!r} has ended; its error stands above.")
-        return json.loads(line)
+        return Answered(*self.ask({"prompt": list(prompt), "n": n, "temperature": temperature, "seed": seed}))
 
 
 def ratio(ours: Sequence[Answered], theirs: Sequence[Answered], what: str) -> list[float]:

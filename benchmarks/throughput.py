@@ -175,8 +175,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return markdown(head, lines)
 
 
-def main() -> None:
-    """Measures and prints a table."""
+def measure(words: Sequence[str]) -> tuple[argparse.Namespace, list[dict[str, Any]]]:
+    """What was asked for, by arguments of this script, and every turn."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_arguments(parser, tokens=160)
     parser.add_argument("--draft", help="draft model, for ways draft:K and draft:governed")
@@ -190,20 +190,26 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=None, help="prompt tokens in a step while others run")
     parser.add_argument("--server", help="llama-server of llama.cpp")
     parser.add_argument("--server-parallel", help="texts at once for llama-server (default: those of --parallel)")
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     args.server_parallel = [int(n) for n in (args.server_parallel or args.parallel).split(",")]
     args.parallel = [int(n) for n in args.parallel.split(",")]
     args.most = max(args.parallel)
     args.ways = args.ways.split(",")
-    print_machine()
-    print(f"{Path(args.target).name}, {args.threads} threads")
     llm = FlyLlama(args.target, n_ctx=2048, verbose=False)
     generator = Generator(llm)
     prompts = [list(generator.render([{"role": "user", "content": text}]).tokens) for text in mixed_texts(args)]
     llm.close()
     if args.repeats > len(prompts):
         parser.error(f"--repeats is at most the number of prompts, {len(prompts)}.")
-    print(table(collect(turns(args, prompts), args.out)))
+    return args, collect(turns(args, prompts), args.out)
+
+
+def main() -> None:
+    """Measures and prints a table."""
+    print_machine()
+    args, rows = measure(sys.argv[1:])
+    print(f"{Path(args.target).name}, {args.threads} threads")
+    print(table(rows))
 
 
 if __name__ == "__main__":

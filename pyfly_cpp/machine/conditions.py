@@ -28,24 +28,47 @@ CONDITIONS = ("cpu", "pyfly_cpp", "llama_cpp_python", "extra_buffers", "kernels"
 """Of `describe_machine()`: must be equal for measurements to stand in one table."""
 
 
-def used_by_others(seconds: float = 0.5) -> float | None:
-    """How many of this process's CPUs other processes use, on average over so many seconds; None on systems that do not
-    show it (all but Linux). Takes that long."""
+class Watch:
+    """How much of this process's CPUs others use, from when it is made. Child processes are ours once they have
+    ended."""
 
-    def busy() -> float:
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._before = _seconds_of_others()
+
+    def used(self) -> float | None:
+        """Cores, on average until now; None on systems that do not show it (all but Linux)."""
+        now, seconds = _seconds_of_others(), time.monotonic() - self._started
+        if now is None or self._before is None or seconds <= 0:
+            return None
+        return max(0.0, round((now - self._before) / seconds, 2))
+
+
+def _seconds_of_others() -> float | None:
+    """CPU time that others have had on this process's CPUs since the system was started."""
+    try:
         ours = {f"cpu{n}" for n in os.sched_getaffinity(0)}
         rows = [line.split() for line in Path("/proc/stat").read_text(encoding="ascii").splitlines()]
         # user, nice, system, idle, iowait, irq, softirq, steal
         ticks = [[int(n) for n in row[1:9]] for row in rows if row[0] in ours]
-        used = sum(sum(row) - row[3] - row[4] for row in ticks)
-        return used / os.sysconf("SC_CLK_TCK") - time.process_time()
-
-    try:
-        before, started = busy(), time.monotonic()
-        time.sleep(seconds)
-        return max(0.0, round((busy() - before) / (time.monotonic() - started), 2))
+        used = sum(sum(row) - row[3] - row[4] for row in ticks) / os.sysconf("SC_CLK_TCK")
+        children = os.times()
+        return used - time.process_time() - children.children_user - children.children_system
     except (OSError, ValueError, IndexError, AttributeError):
         return None
+
+
+def used_by_others(seconds: float = 0.5) -> float | None:
+    """How many of this process's CPUs other processes use, on average over so many seconds; None on systems that do not
+    show it (all but Linux). Takes that long."""
+    watch = Watch()
+    time.sleep(seconds)
+    return watch.used()
+
+
+def is_disturbing(used: float | None) -> bool:
+    """Whether no speed is to be believed beside others that use so many cores."""
+    return used is not None and used > _DISTURBING
 
 
 def disturbance(machine: dict[str, Any]) -> str | None:
@@ -58,7 +81,7 @@ def disturbance(machine: dict[str, Any]) -> str | None:
         if load is None or load <= 0.5 * cores:
             return None
         return f"the load of this machine was {load} on {cores} cores before the run; close other programs."
-    if used <= _DISTURBING:
+    if not is_disturbing(used):
         return None
     return f"other programs were using {used:.1f} of {machine['physical_cores']} cores before the run; close them."
 

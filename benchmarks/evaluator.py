@@ -1,0 +1,123 @@
+"""A model that evaluates batches when it is asked: `python evaluator.py CHOICE`, lines of JSON in and out
+(`kernels.py`).
+
+CHOICE is that of kernels: stock or auto. The first line has the arguments of `FlyLlama`; its answer has the seconds to
+load, and sizes. Each other line is a method of `Evaluator` with its arguments.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import llama_cpp
+import numpy as np
+
+from pyfly_cpp import FlyLlama
+
+MOST_BATCH = 512
+"""Tokens of a batch; longer beginnings are read in several."""
+
+
+class Evaluator:
+    """Evaluates batches of the same random tokens in every process."""
+
+    def __init__(self, choice: str, options: dict[str, Any]) -> None:
+        begin = time.perf_counter()
+        self._llm = FlyLlama(kernels=choice, n_batch=MOST_BATCH, flash_attn=True, verbose=False, **options)
+        model = self._llm.model
+        self.about = {
+            "seconds_to_load": time.perf_counter() - begin,
+            "n_bytes": llama_cpp.llama_model_size(model),
+            "n_weights": llama_cpp.llama_model_n_params(model),
+        }
+        self._batch = llama_cpp.llama_batch_init(MOST_BATCH, 0, 1)
+        self._tokens = np.random.default_rng(1).integers(0, self._llm.n_vocab(), options["n_ctx"]).tolist()
+        self._n_read = 0
+
+    def read(self, n: int) -> None:
+        """Goes on until the sequence is the first n tokens."""
+        for i in range(self._n_read, n, MOST_BATCH):
+            self._evaluate(self._tokens[i : min(i + MOST_BATCH, n)], i)
+        self._n_read = n
+
+    def save(self, path: str) -> None:
+        """Writes what it has read, as it stands in its cache."""
+        self._forget(self._n_read)
+        state = (ctypes.c_uint8 * llama_cpp.llama_state_seq_get_size(self._llm.ctx, 0))()
+        llama_cpp.llama_state_seq_get_data(self._llm.ctx, state, len(state), 0)
+        Path(path).write_bytes(state)
+
+    def restore(self, path: str, n: int) -> None:
+        """Takes what another one has read: n tokens."""
+        data = Path(path).read_bytes()
+        state = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
+        if llama_cpp.llama_state_seq_set_data(self._llm.ctx, state, len(state), 0) == 0:
+            raise SystemExit("llama.cpp could not restore a cache; lower --behind.")
+        self._n_read = n
+
+    def seconds(self, n: int) -> float:
+        """Of a batch of n tokens behind what it has read."""
+        return self._evaluate(self._tokens[self._n_read : self._n_read + n], self._n_read)
+
+    def difference(self, n: int) -> float:
+        """The most by which logits of n tokens differ, evaluated alone and in batches of 2 to n."""
+        tokens, alone = self._tokens[self._n_read : self._n_read + n], []
+        for i, token in enumerate(tokens):
+            self._evaluate([token], self._n_read + i)
+            alone.append(self._logits(1)[0])
+        worst = 0.0
+        for size in range(2, n + 1):
+            self._evaluate(tokens[:size], self._n_read)
+            worst = max(worst, float(np.abs(self._logits(size) - np.array(alone[:size])).max()))
+        return worst
+
+    def changes(self, n: int, repeats: int) -> list[float]:
+        """Median seconds of a batch of n tokens behind one of its size, of one behind a batch of one token, and of
+        that."""
+
+        def medians(sizes: Sequence[int]) -> list[float]:
+            times = [[self.seconds(size) for size in sizes] for _ in range(repeats + 2)]
+            return [median(column) for column in zip(*times[2:])]  # the first two warm up
+
+        return [*medians([n]), *medians([n, 1])]
+
+    def _forget(self, position: int) -> None:
+        llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(self._llm.ctx), 0, position, -1)
+
+    def _evaluate(self, tokens: list[int], position: int) -> float:
+        """Evaluates tokens at a position and forgets what stands behind it before; seconds."""
+        self._forget(position)
+        batch = self._batch
+        batch.n_tokens = len(tokens)
+        for i, token in enumerate(tokens):
+            batch.token[i], batch.pos[i] = token, position + i
+            batch.logits[i] = len(tokens) <= 32 or i + 1 == len(tokens)  # a prompt asks for one row
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
+        begin = time.perf_counter()
+        if llama_cpp.llama_decode(self._llm.ctx, batch) != 0:
+            raise SystemExit("llama.cpp could not evaluate a batch; lower --rows.")
+        llama_cpp.llama_synchronize(self._llm.ctx)
+        return time.perf_counter() - begin
+
+    def _logits(self, n: int) -> np.ndarray:
+        """Of the last batch of n tokens, [n][vocabulary]."""
+        return np.ctypeslib.as_array(llama_cpp.llama_get_logits(self._llm.ctx), shape=(n, self._llm.n_vocab())).copy()
+
+
+def main(choice: str) -> None:
+    one = Evaluator(choice, json.loads(sys.stdin.readline()))
+    print(json.dumps(one.about), flush=True)
+    for line in sys.stdin:
+        (method, arguments), *_ = json.loads(line).items()
+        print(json.dumps(getattr(one, method)(**arguments)), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,222 @@
+"""benchmarks/machine.py and tables.py: the steps work, a run resumes, and every figure has its record."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+sys.path.append(str(BENCHMARKS))
+
+import end_to_end  # noqa: E402
+import machine  # noqa: E402
+import provenance  # noqa: E402
+import tables  # noqa: E402
+
+from pyfly_cpp.machine import conditions  # noqa: E402
+
+FEW = "loading,costs q4_k_m,answers q4_k_m 0"
+"""A step of each way to measure, but for those that are slow to start."""
+
+
+def run(record, *words, **environment):
+    command = [
+        sys.executable,
+        str(BENCHMARKS / "machine.py"),
+        "--quick",
+        "--record",
+        str(record),
+        "--threads",
+        "1",
+        *words,
+    ]
+    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
+
+
+def read(record):
+    with gzip.open(record, "rt") as file:
+        return json.load(file)
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory):
+    """A record with some steps."""
+    path = tmp_path_factory.mktemp("records") / "machine-few.json.gz"
+    done = run(path, "--steps", FEW)
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+def test_a_record_has_every_timing_and_its_conditions(few):
+    data = read(few)
+    assert list(data["steps"]) == FEW.split(",")
+    assert {"cpu", "isa", "threads", "has_demo_model", "memory_bytes", "commit", "compilers", "timed_sources"} <= data[
+        "machine"
+    ].keys()
+    assert data["models"]["q4_k_m"]["file"] == machine.TINY.name
+    for step in data["steps"].values():
+        assert step["measured"] and step["command"] and step["started"] and step["seconds"] > 0
+    (row,) = data["steps"]["answers q4_k_m 0"]["measured"]
+    assert list(row["answers"]) == ["llama.cpp", "plain", "auto"]
+    (costs,) = data["steps"]["costs q4_k_m"]["measured"]
+    assert [len(pairs) for pairs in costs["stock_and_ours"].values()] == [machine.QUICK.repeats] * len(
+        machine.QUICK.rows
+    )
+
+
+def test_a_run_resumes(few):
+    before = read(few)
+    done = run(few, "--steps", FEW)
+    assert done.returncode == 0 and read(few) == before, "nothing was left to do"
+    done = run(few, "--steps", "loading", "--again")
+    after = read(few)
+    assert done.returncode == 0 and after["steps"]["loading"] != before["steps"]["loading"]
+    assert after["steps"]["costs q4_k_m"] == before["steps"]["costs q4_k_m"]
+
+
+def test_a_record_of_other_conditions_is_not_continued(few):
+    before = read(few)
+    done = run(few, "--steps", FEW, "--threads", "2")
+    assert done.returncode == 1 and "threads" in done.stderr and "--again" in done.stderr
+    assert read(few) == before
+
+
+def test_wishes_that_cannot_be_met(few, tmp_path):
+    assert "'nothing'" in run(few, "--steps", "nothing").stderr
+    assert "*" in run(few, "--list").stdout
+    without = [sys.executable, str(BENCHMARKS / "machine.py"), "--quick"]
+    assert "--record" in subprocess.run(without, capture_output=True, text=True).stderr
+
+
+def test_a_disturbed_step_is_done_again(monkeypatch):
+    used = iter([1.0, 0.0])
+    monkeypatch.setattr(machine, "wait_until_quiet", lambda: None)
+    monkeypatch.setattr(machine, "in_process", lambda step, model: "measured")
+    monkeypatch.setattr(conditions.Watch, "used", lambda self: next(used))
+    step = machine.Step("costs", 1, None, print)
+    assert machine.undisturbed(step, None, "abc", False)["used_by_others"] == 0.0
+    monkeypatch.setattr(conditions.Watch, "used", lambda self: 1.0)
+    with pytest.raises(SystemExit, match="disturbed"):
+        machine.undisturbed(step, None, "abc", False)
+
+
+def test_names_of_steps_differ():
+    for scale in (machine.FULL, machine.QUICK):
+        names = [step.name for step in machine.plan(scale, 1)]
+        assert len(set(names)) == len(names)
+
+
+def test_generations_of_processors():
+    assert provenance.generation("AuthenticAMD", 0x19, 0x11) == "Zen 4"
+    assert provenance.generation("AuthenticAMD", 0x19, 0x01) == "Zen 3"
+    assert provenance.generation("GenuineIntel", 6, 0x8F) == "Sapphire Rapids"
+    assert provenance.generation("GenuineIntel", 6, 0x01) is None
+
+
+# ---- Tables ----------------------------------------------------------------------------------------------------------
+
+
+def of_record(path, **changed):
+    data = read(path)
+    return tables.Loaded(path, {**data, "quick": False, "machine": {**data["machine"], **changed}})
+
+
+def test_documents_have_the_tables_of_the_records():
+    records = tables.read_records()
+    for document in tables.DOCUMENTS:
+        assert tables.written(document, records) == document.read_text(encoding="utf-8"), "run benchmarks/tables.py"
+        for table in tables.tables_of(document, records).values():
+            check_every_figure_has_its_record(table, document, records)
+
+
+def check_every_figure_has_its_record(table, document, records):
+    measured = [number for cell in table.cells() if cell.sources for number in tables.numbers(cell.text)]
+    for number in measured:
+        assert tables.trace(number, [document], records)
+    for cell in table.cells():
+        if not cell.sources:
+            named = "".join(record.title for record in records)
+            assert all(
+                number in named or "." not in number for number in tables.numbers(cell.text) if number != "0.7"
+            ), cell
+
+
+def test_every_table(few, tmp_path):
+    document = tmp_path / "page.md"
+    document.write_text("".join(f"Before.\n<!-- table {name} -->\n<!-- end -->\n" for name in tables.TABLES))
+    record = of_record(few)
+    document.write_text(tables.written(document, [record]))
+    assert tables.written(document, [record]) == document.read_text()
+    found = tables.tables_of(document, [record])
+    for name in ("speed", "as-shipped", "costs", "loading", "claims"):
+        assert found[name].rows, name
+        check_every_figure_has_its_record(found[name], document, [record])
+    assert tables.NOTHING in found["larger"].text() and tables.NOTHING in tables.tables_of(document, [])["speed"].text()
+
+
+def test_a_number_is_traced_to_its_command(few, tmp_path):
+    document = tmp_path / "page.md"
+    document.write_text("<!-- table costs -->\n<!-- end -->\n")
+    record = of_record(few)
+    (row, *_) = tables.tables_of(document, [record])["costs"].rows
+    (line, *_) = tables.trace(row[4].text, [document], [record])
+    assert few.name in line and "machine.py --steps 'costs q4_k_m'" in line
+    assert tables.trace("123456.789", [document], [record]) == []
+
+
+def test_older_kernels_are_marked(few):
+    title = of_record(few).title
+    older = of_record(few, timed_sources="another").title
+    assert older.startswith(title) and older != title
+    assert "forced" in of_record(few, isa_is_forced=True).title and "forced" not in title
+
+
+def test_a_table_that_there_is_not(tmp_path):
+    document = tmp_path / "page.md"
+    document.write_text("<!-- table nothing -->\n<!-- end -->\n")
+    with pytest.raises(SystemExit, match="nothing"):
+        tables.written(document, [])
+
+
+def test_steps_by_their_rows():
+    counters = {"rounds": 11, "beginnings": 1, "drafted_at_depth": [6, 4, 1]}
+    assert tables.rows_of_steps(counters) == {1: 4, 2: 2, 3: 3, 4: 1}
+
+
+def test_an_estimate_is_the_costs_of_the_steps():
+    counters = {"rounds": 5, "beginnings": 1, "committed": 11, "committed_first": 1, "drafted_at_depth": [2, 2],
+                "seconds_draft": 1.0}  # fmt: skip
+    rows = [{"kind": "edit", "answers": {"auto": [[1, 2], 0.1, 0.2, counters]}}]
+    costs = {"stock_and_ours": {"1": [[4.0, 2.0]], "2": [[8.0, 3.0]], "4": [[16.0, 5.0]]}}
+    # two steps of one token, two of three: 2 * 2 + 2 * 4 + 1 s of drafting, for ten tokens
+    assert tables.estimated(rows, costs) == {"edit": pytest.approx(10 * 4.0 / 13.0)}
+
+
+def test_ratios_by_kind():
+    def row(kind, stock, ours):
+        return {
+            "kind": kind,
+            "answers": {"llama.cpp": [[1] * stock, 0.0, 1.0, None], "auto": [[1] * ours, 0.0, 1.0, None]},
+        }
+
+    rows = [row("edit", 3, 5), row("edit", 3, 9), row("chat", 2, 2), row("story", 1, 9)]
+    assert end_to_end.by_kind(rows, "auto") == {"edit": pytest.approx(8**0.5), "chat": 1.0}
+
+
+@pytest.mark.slow
+def test_every_step(tmp_path):
+    record = tmp_path / "machine-all.json.gz"
+    done = run(record)
+    assert done.returncode == 0, done.stderr
+    assert list(read(record)["steps"]) == [step.name for step in machine.plan(machine.QUICK, 1)]
+    document = tmp_path / "page.md"
+    document.write_text("".join(f"<!-- table {name} -->\n<!-- end -->\n" for name in tables.TABLES))
+    for name, table in tables.tables_of(document, [of_record(record)]).items():
+        assert table.rows or name == "server", name
