@@ -1,5 +1,5 @@
-"""`pyfly-cpp doctor`: what is installed, and whether a model and a draft fit. Reads no weights, except with --prove, which
-is in `prove.py`."""
+"""`pyfly-cpp doctor`: what is installed, and whether a model and a draft fit. Reads no weights, except for
+--prove (`prove.py`)."""
 
 from __future__ import annotations
 

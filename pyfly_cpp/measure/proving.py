@@ -1,4 +1,4 @@
-"""Computes the proof of `doctor --prove`: the same answers in many ways, and the same tokens in batches of all sizes."""
+"""Computes the proof of `doctor --prove`: the same answers in many ways, the same tokens in batches of all sizes."""
 
 from __future__ import annotations
 
@@ -54,9 +54,7 @@ class Question:
 def questions_of(llm: FlyLlama, prompts: Mapping[str, str], max_tokens: int) -> list[Question]:
     """Texts by their names as questions: messages of a chat, cut to what the context holds besides an answer. A model
     without a vocabulary gets random tokens instead."""
-    has_texts = (
-        llama_cpp.llama_vocab_type(llama_cpp.llama_model_get_vocab(llm.model)) != llama_cpp.LLAMA_VOCAB_TYPE_NONE
-    )
+    kind = llama_cpp.llama_vocab_type(llama_cpp.llama_model_get_vocab(llm.model))
     n_room, random = max(1, llm.n_ctx() - max_tokens - 1), np.random.default_rng(1)
     questions = []
     for i, (name, text) in enumerate(prompts.items()):
@@ -175,7 +173,8 @@ def compare_batches(llm: FlyLlama, tokens: Sequence[int], tell: Tell = lambda *_
             raise NativeError(f"llama.cpp could not evaluate a batch of {end - begin} tokens.")
         shape = (end - begin, llm.n_vocab())
         logits: npt.NDArray[np.single] = np.ctypeslib.as_array(llama_cpp.llama_get_logits(llm.ctx), shape=shape)
-        return logits.copy().view(np.uint32)
+        bits: npt.NDArray[np.uint32] = logits.copy().view(np.uint32)
+        return bits
 
     def behind(sizes: Sequence[int]) -> npt.NDArray[np.uint32]:
         llama_cpp.llama_memory_clear(memory, True)
