@@ -80,7 +80,7 @@ takes minutes for a model of 1 GB. Only --prove uses the options under `Model an
 @click.option("--prove", "proves", is_flag=True, help="Show that drafts change no answer of the model here.")
 @click.option("--prompts", "prompt_file", metavar="FILE", help="Prompts of --prove, .txt or JSONL.  "
               "[default: 20 built-in ones]")  # fmt: skip
-@number("-n", "--max-tokens", kind=Int(2), default=24, help="Longest answer of --prove in tokens.")
+@number("-n", "--max-tokens", kind=Int(2), default=16, help="Longest answer of --prove in tokens.")
 @click.option("-o", "--output", metavar="FILE", help="Write what --prove finds: FILE.html, a page, or FILE.json.")
 @click.option("--force", is_flag=True, help="Overwrite a file that exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

@@ -145,7 +145,7 @@ def _products(llm: FlyLlama, n_threads: int) -> tuple[tuple[TypeProducts, ...], 
         return (), None
     numbers: dict[tuple[str, int, bool], int] = {}
     for one in found:
-        if one.weights and not one.weights.startswith("cache_"):
+        if one.weights and not one.weights.startswith(("cache_", "attn_inp_")):  # of the model or an adapter
             key = one.type, one.number, one.is_ours
             numbers[key] = numbers.get(key, 0) + one.n
     known = _native.kernel_types()

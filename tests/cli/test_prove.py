@@ -8,7 +8,7 @@ import pytest
 
 from .conftest import DRAFT, HYBRID, TARGET
 
-FEW = ("-n", 4, "-c", 256, "-t", 2)
+FEW = ("-n", 4, "-c", 256, "-t", 1)
 
 
 @pytest.fixture

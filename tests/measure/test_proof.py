@@ -22,12 +22,11 @@ PROMPTS = {
     "sum": "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May.",
     "list": "One two three one two three one two",
     "code": "def add(a, b):\n    return",
-    "short": "Tom has",
     "long": "Tom has 3 apples and 4 pears. He eats 2 apples. " * 8,
 }
 
 
-def proof_of(path, prompts=PROMPTS, max_tokens=16, drafters=None, **options):
+def proof_of(path, prompts=PROMPTS, max_tokens=8, drafters=None, **options):
     opened = []
 
     def load(kind, *more, **arguments):
@@ -136,7 +135,7 @@ def test_the_tiny_model_is_exact(every_type, tiny_target, tiny_draft):
         "lookup", "draft", "none", "drafts with mistakes", "saved and restored", "2 threads", "8 requests",
         "8 requests, drafts",
     ]  # fmt: skip
-    assert by_name["none"].left_out and all(way.n == 5 for name, way in by_name.items() if name != "none")
+    assert by_name["none"].left_out and all(way.n == 4 for name, way in by_name.items() if name != "none")
     for name in ("draft", "drafts with mistakes", "saved and restored", "8 requests, drafts"):
         assert 0 < by_name[name].n_accepted < by_name[name].n_drafted, name
     assert proof.n_sampled == 1 and proof.batches.n_most == 32
@@ -169,9 +168,9 @@ def test_what_is_not_ours_is_named(every_type, tiny_target, lora):
 def test_models_without_a_vocabulary_get_random_tokens(every_type, name, tmp_path):
     """A recurrent memory, and a sliding window that is shorter than the prompts."""
     path = make(name, POPULAR[name], tmp_path / "model.gguf")
-    proof = proof_of(str(path), prompts=dict.fromkeys(map(str, range(9)), ""))
+    proof = proof_of(str(path), prompts=dict.fromkeys(map(str, range(4)), ""))
     assert not proof.other and not proof.batches.differ, proof.verdict
-    assert proof.n_answers == 9 and all(way.n == 9 for way in proof.ways)
+    assert proof.n_answers == 4 and all(way.n == 4 for way in proof.ways)
 
 
 def test_a_difference_in_one_bit_is_found(tiny_target, monkeypatch):
