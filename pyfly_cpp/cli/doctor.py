@@ -259,7 +259,7 @@ def _inexact(path: Path) -> tuple[str, ...] | None:
     )
     where = {"n_gpu_layers": 0, "use_extra_bufts": extra_buffers.usable()}
     with _native.kernels_taken(found.bits), open_metadata(path, **where) as model:
-        context = llama_cpp.llama_init_from_model(model, params)
+        context = _context(model, params)
         if not context:
             return None
         try:
@@ -270,11 +270,18 @@ def _inexact(path: Path) -> tuple[str, ...] | None:
             llama_cpp.llama_free(context)
 
 
+def _context(model: Any, params: Any) -> Any:
+    """A llama_context; null if llama.cpp can make none, also where that would end the process."""
+    with _native.load_guard():
+        return llama_cpp.llama_init_from_model(model, params)
+
+
 def _n_protected(model: Any) -> int | None:
     """How many tokens are never accepted loosely; None if llama.cpp can make no context of the model."""
     params = llama_cpp.llama_context_default_params()
     params.n_ctx = params.n_batch = params.n_ubatch = 64
-    context = llama_cpp.llama_init_from_model(model, params)
+    params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED  # some graphs cannot have it, and all do without
+    context = _context(model, params)
     if not context:
         return None
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from described import make
 
 from .conftest import DRAFT, HYBRID, TARGET
 
@@ -67,3 +68,12 @@ def test_there_are_twenty_prompts():
 
     texts = _prompts(None)
     assert len(texts) == N_PROMPTS == 20 == len(set(texts.values()))
+
+
+def test_a_graph_without_flash_attention_does_not_end_the_process(run, tmp_path):
+    """llama.cpp fails an assertion if a context of this architecture has it."""
+    widths = {"attention.kv_lora_rank": 32, "rope.dimension_count": 8, "attention.head_count_kv": 4}
+    sizes = {"attention.key_length": 24, "attention.value_length": 16}
+    path = make("plm", {**widths, **sizes}, tmp_path / "plm.gguf")
+    result = run("doctor", path)
+    assert result.code == 0 and "flash attention" in result.out
