@@ -59,7 +59,7 @@ void require_slot(const pyfly_batch * batch, int32_t slot) {
 extern "C" {
 
 int32_t pyfly_abi_version(void) {
-    return 11;
+    return 12;
 }
 
 const char * pyfly_llama_cpp_python_version(void) {

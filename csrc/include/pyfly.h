@@ -357,12 +357,18 @@ pyfly_status pyfly_kernels_try(int32_t type, int64_t n_out, int32_t n_rows, int3
 pyfly_status pyfly_kernels_try_attention(int64_t n_cells, int32_t n_rows, int32_t n_threads, int32_t n_repeats,
                                          int32_t is_ours, pyfly_kernels_trial * out, pyfly_error * error);
 
-/* Products of a context's graph that llama.cpp computes its own way, so that a token's bits depend on its batch. None:
- * the bits are the same alone and in a batch. Those of all layers are one line: the operation, the name and the type of
- * its first matrix (or the keys), and their number, with tabs between; no name if that matrix is computed. At most
- * `size` bytes, the closing 0 included, are written to `out`. Looks at the graph with the adapters that are set. The
- * context is idle, and keeps what it holds. PYFLY_STATUS_NATIVE where llama.cpp shows no graphs. */
-pyfly_status pyfly_context_foreign_products(void * llama_context_pointer, char * out, size_t size, pyfly_error * error);
+/* The product of pyfly_kernels_try for 1 to 32 rows, compared with each row alone: bit n - 1 of *out is set if a batch
+ * of n rows gives any of them another bit. n_threads and is_ours as there, and the same failures. */
+pyfly_status pyfly_kernels_compare(int32_t type, int64_t n_out, int32_t n_threads, int32_t is_ours, uint32_t * out,
+                                   pyfly_error * error);
+
+/* The products of a context's graph. Those that are not ours llama.cpp computes its own way, so that a token's bits
+ * depend on its batch; without any, they are the same alone and in a batch. Those of all layers are one line: the
+ * operation, the name and the type of its first matrix (or the keys), the number of that type (ggml_type), how many
+ * there are, and 1 if they are ours, else 0, with tabs between; no name if that matrix is computed. At most `size`
+ * bytes, the closing 0 included, are written to `out`. Looks at the graph with the adapters that are set. The context
+ * is idle, and keeps what it holds. PYFLY_STATUS_NATIVE where llama.cpp shows no graphs. */
+pyfly_status pyfly_context_products(void * llama_context_pointer, char * out, size_t size, pyfly_error * error);
 
 /* ---- Drafters ---------------------------------------------------------------------------------------------------- */
 

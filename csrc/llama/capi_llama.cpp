@@ -220,17 +220,21 @@ pyfly::TrialSetup trial_setup(int32_t n_rows, int32_t n_threads, int32_t n_repea
     return {n_rows, n_threads, n_repeats, is_ours != 0};
 }
 
+void require_product(int32_t type, int64_t n_out) {
+    if (type < 0 || type >= 64 || (pyfly_kernels_types() >> type & 1) == 0) {
+        throw Error(PYFLY_STATUS_INVALID, "there are no kernels for ggml type " + std::to_string(type));
+    }
+    if (n_out < 64 || n_out % 64 != 0) {
+        throw Error(PYFLY_STATUS_INVALID, "a trial needs a multiple of 64 outputs");
+    }
+}
+
 } // namespace
 
 pyfly_status pyfly_kernels_try(int32_t type, int64_t n_out, int32_t n_rows, int32_t n_threads, int32_t n_repeats,
                                int32_t is_ours, pyfly_kernels_trial * out, pyfly_error * error) {
     return guard(error, [&] {
-        if (type < 0 || type >= 64 || (pyfly_kernels_types() >> type & 1) == 0) {
-            throw Error(PYFLY_STATUS_INVALID, "there are no kernels for ggml type " + std::to_string(type));
-        }
-        if (n_out < 64 || n_out % 64 != 0) {
-            throw Error(PYFLY_STATUS_INVALID, "a trial needs a multiple of 64 outputs");
-        }
+        require_product(type, n_out);
         const pyfly::KernelTrial trial = pyfly::try_product(static_cast<pyfly::kernels::WeightType>(type), n_out,
                                                             trial_setup(n_rows, n_threads, n_repeats, is_ours));
         *out = {trial.error, trial.us};
@@ -249,13 +253,24 @@ pyfly_status pyfly_kernels_try_attention(int64_t n_cells, int32_t n_rows, int32_
     });
 }
 
-pyfly_status pyfly_context_foreign_products(void * llama_context_pointer, char * out, size_t size,
-                                            pyfly_error * error) {
+pyfly_status pyfly_kernels_compare(int32_t type, int64_t n_out, int32_t n_threads, int32_t is_ours, uint32_t * out,
+                                   pyfly_error * error) {
+    return guard(error, [&] {
+        require_product(type, n_out);
+        const pyfly::TrialSetup setup = trial_setup(1, n_threads, 1, is_ours);
+        *out = pyfly::batches_with_other_bits(static_cast<pyfly::kernels::WeightType>(type), n_out, setup.n_threads,
+                                              setup.is_ours);
+    });
+}
+
+pyfly_status pyfly_context_products(void * llama_context_pointer, char * out, size_t size, pyfly_error * error) {
     return guard(error, [&] {
         std::string lines;
-        for (const pyfly::ForeignProduct & one :
-             pyfly::foreign_products(static_cast<llama_context *>(llama_context_pointer))) {
-            lines += one.op + '\t' + one.weights + '\t' + one.type + '\t' + std::to_string(one.n) + '\n';
+        for (const pyfly::GraphProduct & one :
+             pyfly::graph_products(static_cast<llama_context *>(llama_context_pointer))) {
+            lines += one.op + '\t' + one.weights + '\t' + ggml_type_name(one.type) + '\t' +
+                     std::to_string(static_cast<int>(one.type)) + '\t' + std::to_string(one.n) + '\t' +
+                     (one.is_ours ? '1' : '0') + '\n';
         }
         std::snprintf(out, size, "%s", lines.c_str());
     });

@@ -50,24 +50,25 @@ const ggml_tensor * whole(const ggml_tensor * matrix) {
 
 } // namespace
 
-std::vector<ForeignProduct> foreign_products(llama_context * context) {
+std::vector<GraphProduct> graph_products(llama_context * context) {
     const uint32_t n_sequences = llama_n_seq_max(context); // as llama.cpp does: some graphs end the process with fewer
     ggml_cgraph * graph = llama_graph_reserve(context, 4 * n_sequences, n_sequences, n_sequences);
     if (graph == nullptr) {
         throw Error(PYFLY_STATUS_NATIVE, "llama.cpp shows no graph of this context");
     }
-    std::vector<ForeignProduct> found;
+    std::vector<GraphProduct> found;
     for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
         const ggml_tensor * op = ggml_graph_node(graph, i);
-        if (!is_product(op) || PackedBuffers::computes(op)) {
+        if (!is_product(op)) {
             continue;
         }
         const ggml_tensor * matrix = whole(op->src[op->op == GGML_OP_FLASH_ATTN_EXT ? 1 : 0]); // the keys
         const bool is_computed = matrix->op != GGML_OP_NONE;
-        const ForeignProduct product = {ggml_op_name(op->op), is_computed ? "" : without_layer(ggml_get_name(matrix)),
-                                        ggml_type_name(matrix->type), 1};
-        const auto same = std::find_if(found.begin(), found.end(), [&](const ForeignProduct & other) {
-            return other.op == product.op && other.weights == product.weights && other.type == product.type;
+        const GraphProduct product = {ggml_op_name(op->op), is_computed ? "" : without_layer(ggml_get_name(matrix)),
+                                      matrix->type, PackedBuffers::computes(op), 1};
+        const auto same = std::find_if(found.begin(), found.end(), [&](const GraphProduct & other) {
+            return other.op == product.op && other.weights == product.weights && other.type == product.type &&
+                   other.is_ours == product.is_ours;
         });
         if (same != found.end()) {
             same->n++;

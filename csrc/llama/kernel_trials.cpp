@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <random>
@@ -109,42 +110,63 @@ struct Sum {
     }
 };
 
+constexpr int64_t n_in = 512, n_own = 64; // of a matrix: inputs, and rows of weights that are not copies of others
+
+// A matrix of this type with n_out rows of weights.
+struct Matrix {
+    ggml_type type;
+    int64_t n_out;
+    std::vector<uint8_t> quantised; // [n_out] rows of 512
+    std::vector<float> right;       // what its own rows stand for, [n_own][512]
+
+    Matrix(kernels::WeightType kind, int64_t n, std::mt19937 & random)
+        : type(static_cast<ggml_type>(kind)), n_out(n),
+          quantised(ggml_row_size(type, n_in) * static_cast<size_t>(n_own)), right(n_in * n_own) {
+        const std::vector<float> values = random_numbers(random, n_in * n_own);
+        const std::vector<float> importance(n_in, 1.0f);
+        ggml_quantize_chunk(type, values.data(), quantised.data(), 0, n_own, n_in, importance.data());
+        if (const ggml_to_float_t to_float = ggml_get_type_traits(type)->to_float; to_float != nullptr) {
+            to_float(quantised.data(), right.data(), n_in * n_own);
+        } else { // F32
+            right = values;
+        }
+        const std::vector<uint8_t> own = quantised;
+        for (int64_t copy = 1; copy < n_out / n_own; copy++) {
+            quantised.insert(quantised.end(), own.begin(), own.end());
+        }
+    }
+
+    // Its products with rows [setup.n_rows][512]: [setup.n_rows][n_out]. `us`: receives the shortest time,
+    // microseconds; may be null.
+    std::vector<float> multiplied(const std::vector<float> & x, const TrialSetup & setup, double * us) const {
+        Graph graph;
+        ggml_tensor * weights = ggml_new_tensor_2d(graph.weights(), type, n_in, n_out);
+        ggml_tensor * rows = ggml_new_tensor_2d(graph.rest(), GGML_TYPE_F32, n_in, setup.n_rows);
+        ggml_tensor * product = ggml_mul_mat(graph.rest(), weights, rows);
+        graph.allocate(weights, setup.is_ours);
+        write(weights, quantised);
+        write(rows, x);
+        const double shortest = graph.compute(product, setup);
+        if (us != nullptr) {
+            *us = shortest;
+        }
+        return read(product);
+    }
+};
+
 } // namespace
 
 KernelTrial try_product(kernels::WeightType type, int64_t n_out, const TrialSetup & setup) {
-    constexpr int64_t n_in = 512, n_own = 64; // rows of weights that are not copies of others
-    const ggml_type own = static_cast<ggml_type>(type);
     std::mt19937 random(1);
-    const std::vector<float> values = random_numbers(random, n_in * n_own);
+    const Matrix matrix(type, n_out, random);
     const std::vector<float> x = random_numbers(random, n_in * setup.n_rows);
-    std::vector<float> right(values.size());
-    std::vector<uint8_t> quantised(ggml_row_size(own, n_in) * static_cast<size_t>(n_own));
-    const std::vector<float> importance(n_in, 1.0f);
-    ggml_quantize_chunk(own, values.data(), quantised.data(), 0, n_own, n_in, importance.data());
-    if (const ggml_to_float_t to_float = ggml_get_type_traits(own)->to_float; to_float != nullptr) {
-        to_float(quantised.data(), right.data(), n_in * n_own);
-    } else { // F32
-        right = values;
-    }
-    const size_t n_bytes = quantised.size();
-    for (int64_t copy = 1; copy < n_out / n_own; copy++) {
-        quantised.insert(quantised.end(), quantised.begin(), quantised.begin() + static_cast<std::ptrdiff_t>(n_bytes));
-    }
-
-    Graph graph;
-    ggml_tensor * weights = ggml_new_tensor_2d(graph.weights(), own, n_in, n_out);
-    ggml_tensor * rows = ggml_new_tensor_2d(graph.rest(), GGML_TYPE_F32, n_in, setup.n_rows);
-    ggml_tensor * product = ggml_mul_mat(graph.rest(), weights, rows);
-    graph.allocate(weights, setup.is_ours);
-    write(weights, quantised);
-    write(rows, x);
-    KernelTrial trial = {0.0, graph.compute(product, setup)};
-    const std::vector<float> out = read(product);
+    KernelTrial trial = {0.0, 0.0};
+    const std::vector<float> out = matrix.multiplied(x, setup, &trial.us);
     for (size_t r = 0; r < static_cast<size_t>(setup.n_rows); r++) {
         for (size_t o = 0; o < static_cast<size_t>(n_own); o++) {
             Sum sum;
             for (size_t i = 0; i < n_in; i++) {
-                sum.add(static_cast<double>(right[o * n_in + i]) * x[r * n_in + i]);
+                sum.add(static_cast<double>(matrix.right[o * n_in + i]) * x[r * n_in + i]);
             }
             for (size_t copy = o; copy < static_cast<size_t>(n_out); copy += n_own) {
                 trial.error = std::max(trial.error, sum.error_of(out[r * static_cast<size_t>(n_out) + copy]));
@@ -154,8 +176,32 @@ KernelTrial try_product(kernels::WeightType type, int64_t n_out, const TrialSetu
     return trial;
 }
 
+uint32_t batches_with_other_bits(kernels::WeightType type, int64_t n_out, int32_t n_threads, bool is_ours) {
+    constexpr int32_t n_most = 32;
+    std::mt19937 random(1);
+    const Matrix matrix(type, n_out, random);
+    const std::vector<float> x = random_numbers(random, n_in * n_most);
+    const auto products = [&](int32_t first, int32_t n_rows) {
+        const std::vector<float> rows(x.begin() + first * n_in, x.begin() + (first + n_rows) * n_in);
+        return matrix.multiplied(rows, {n_rows, n_threads, 1, is_ours}, nullptr);
+    };
+    std::vector<float> alone;
+    for (int32_t r = 0; r < n_most; r++) {
+        const std::vector<float> row = products(r, 1);
+        alone.insert(alone.end(), row.begin(), row.end());
+    }
+    uint32_t others = 0;
+    for (int32_t n = 1; n <= n_most; n++) {
+        const std::vector<float> rows = products(0, n);
+        if (std::memcmp(rows.data(), alone.data(), rows.size() * sizeof(float)) != 0) {
+            others |= uint32_t{1} << (n - 1);
+        }
+    }
+    return others;
+}
+
 KernelTrial try_attention(int64_t n_cells, const TrialSetup & setup) {
-    constexpr int64_t size = 128, n_heads = 8, n_groups = 2, n_in = 32;
+    constexpr int64_t size = 128, n_heads = 8, n_groups = 2, n_hidden = 32;
     const float scale = 1.0f / std::sqrt(static_cast<float>(size));
     const int64_t n_rows = setup.n_rows;
     std::mt19937 random(1);
@@ -164,7 +210,7 @@ KernelTrial try_attention(int64_t n_cells, const TrialSetup & setup) {
         ggml_fp32_to_fp16_row(values.data(), out.data(), static_cast<int64_t>(values.size()));
         return out;
     };
-    const std::vector<ggml_fp16_t> matrix = halves(random_numbers(random, n_in * size * n_heads)),
+    const std::vector<ggml_fp16_t> matrix = halves(random_numbers(random, n_hidden * size * n_heads)),
                                    keys = halves(random_numbers(random, size * n_cells * n_groups)),
                                    values = halves(random_numbers(random, size * n_cells * n_groups));
     std::vector<float> hidden(static_cast<size_t>(n_cells * n_rows), 0.0f);
@@ -174,8 +220,8 @@ KernelTrial try_attention(int64_t n_cells, const TrialSetup & setup) {
 
     // Queries are products of weights: by these it is known whose attention it is.
     Graph graph;
-    ggml_tensor * weights = ggml_new_tensor_2d(graph.weights(), GGML_TYPE_F16, n_in, size * n_heads);
-    ggml_tensor * x = ggml_new_tensor_2d(graph.rest(), GGML_TYPE_F32, n_in, n_rows);
+    ggml_tensor * weights = ggml_new_tensor_2d(graph.weights(), GGML_TYPE_F16, n_hidden, size * n_heads);
+    ggml_tensor * x = ggml_new_tensor_2d(graph.rest(), GGML_TYPE_F32, n_hidden, n_rows);
     ggml_tensor * k = ggml_new_tensor_3d(graph.rest(), GGML_TYPE_F16, size, n_cells, n_groups);
     ggml_tensor * v = ggml_new_tensor_3d(graph.rest(), GGML_TYPE_F16, size, n_cells, n_groups);
     ggml_tensor * mask = ggml_new_tensor_2d(graph.rest(), GGML_TYPE_F16, n_cells, n_rows);
@@ -185,7 +231,7 @@ KernelTrial try_attention(int64_t n_cells, const TrialSetup & setup) {
         ggml_flash_attn_ext(graph.rest(), ggml_permute(graph.rest(), q, 0, 2, 1, 3), k, v, mask, scale, 0.0f, 0.0f);
     graph.allocate(weights, setup.is_ours);
     write(weights, matrix);
-    write(x, random_numbers(random, n_in * n_rows));
+    write(x, random_numbers(random, n_hidden * n_rows));
     write(k, keys);
     write(v, values);
     write(mask, halves(hidden));

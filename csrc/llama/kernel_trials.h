@@ -23,6 +23,10 @@ struct TrialSetup {
 // Error(PYFLY_STATUS_NATIVE) where ggml refuses.
 KernelTrial try_product(kernels::WeightType type, int64_t n_out, const TrialSetup & setup);
 
+// The same product for 1 to 32 rows on n_threads >= 1 threads, compared with each row alone: bit n - 1 is set if a
+// batch of n rows gives any row another bit. Throws likewise.
+uint32_t batches_with_other_bits(kernels::WeightType type, int64_t n_out, int32_t n_threads, bool is_ours);
+
 // The last n_rows of n_cells tokens attend to all before them: eight heads of 128 numbers, four of which share keys and
 // values. Throws likewise.
 KernelTrial try_attention(int64_t n_cells, const TrialSetup & setup);

@@ -94,3 +94,11 @@ def try_attention(n_cells: int, n_rows: int, n_threads: int, n_repeats: int, *, 
     out = ffi.new("pyfly_kernels_trial *")
     check(lib.pyfly_kernels_try_attention, n_cells, n_rows, n_threads, n_repeats, int(is_ours), out)
     return KernelTrial(out.error, out.us)
+
+
+def batches_with_other_bits(kind: int, n_out: int, n_threads: int, *, is_ours: bool) -> tuple[int, ...]:
+    """The numbers of rows, of 1 to 32, for which such a product has another bit than that of each row alone. Raises as
+    `try_kernels`."""
+    out = ffi.new("uint32_t *")
+    check(lib.pyfly_kernels_compare, kind, n_out, n_threads, int(is_ours), out)
+    return tuple(n for n in range(1, 33) if out[0] >> (n - 1) & 1)

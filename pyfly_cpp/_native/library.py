@@ -15,7 +15,7 @@ import llama_cpp  # loads libllama, which the extension below resolves to
 
 from pyfly_cpp.errors import VersionMismatchError
 
-ABI_VERSION = 11
+ABI_VERSION = 12
 
 
 def _rebuild() -> str:

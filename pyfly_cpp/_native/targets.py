@@ -79,8 +79,9 @@ def context_memory(context: Any) -> ContextMemory:
     return ContextMemory(int(memory.host), int(memory.device))
 
 
-class ForeignProduct(NamedTuple):
-    """A product of a graph that llama.cpp computes in its own way, so that its rounding depends on the batch."""
+class GraphProduct(NamedTuple):
+    """A product of a graph. If it is not ours, llama.cpp computes it in its own way, and its rounding depends on the
+    batch."""
 
     op: str
     """ggml's name of the operation."""
@@ -88,19 +89,25 @@ class ForeignProduct(NamedTuple):
     """The name of its first matrix, N for the number of a layer; of attention, the keys. "" if it is computed."""
     type: str
     """ggml's name of the type of that matrix."""
+    number: int
+    """The number of that type, a `ggml_type`."""
     n: int
     """How many there are, as a rule one in each layer."""
+    is_ours: bool
 
 
-def foreign_products(context: Any) -> list[ForeignProduct]:
-    """Those of a llama_context as llama_cpp holds it (a ctypes pointer), with the adapters that are set. If there are
-    none, a token has the same bits alone and in a batch. The context must be idle; it keeps what it holds. Raises
+def graph_products(context: Any) -> list[GraphProduct]:
+    """Those of a llama_context as llama_cpp holds it (a ctypes pointer), with the adapters that are set. If all are
+    ours, a token has the same bits alone and in a batch. The context must be idle; it keeps what it holds. Raises
     NativeError if llama.cpp shows no graphs."""
     out = ffi.new("char[]", 1 << 16)
-    check(lib.pyfly_context_foreign_products, void_pointer(context), out, len(out))
+    check(lib.pyfly_context_products, void_pointer(context), out, len(out))
     lines = str(ffi.string(out), "utf-8", errors="replace").splitlines()
-    fields = [line.split("\t") for line in lines if line.count("\t") == 3]
-    return [ForeignProduct(op, weights, kind, int(n)) for op, weights, kind, n in fields]
+    fields = [line.split("\t") for line in lines if line.count("\t") == 5]
+    return [
+        GraphProduct(op, weights, kind, int(number), int(n), ours == "1")
+        for op, weights, kind, number, n, ours in fields
+    ]
 
 
 @contextlib.contextmanager

@@ -1,4 +1,5 @@
-"""`pyfly-cpp doctor`: what is installed, and whether a model and a draft fit. Reads no weights."""
+"""`pyfly-cpp doctor`: what is installed, and whether a model and a draft fit. Reads no weights, except for
+--prove (`prove.py`)."""
 
 from __future__ import annotations
 
@@ -16,8 +17,17 @@ import numpy as np
 
 from pyfly_cpp import _native
 from pyfly_cpp._version import __version__
-from pyfly_cpp.cli import in_options
-from pyfly_cpp.cli.loading import MODEL_ARGUMENT, RPC_OPTION, named_once, reasons_from, silence
+from pyfly_cpp.cli import in_options, prove
+from pyfly_cpp.cli.headings import HeadedCommand, number
+from pyfly_cpp.cli.kinds import Int
+from pyfly_cpp.cli.loading import (
+    MODEL_ARGUMENT,
+    machine_options,
+    machine_options_given,
+    named_once,
+    reasons_from,
+    silence,
+)
 from pyfly_cpp.cli.terminal import note, write, write_sentences
 from pyfly_cpp.decoding.drafters import DRAFTERS
 from pyfly_cpp.errors import NativeError, PyflyError, RpcError
@@ -45,24 +55,53 @@ _VOCABULARIES = {
 }
 
 
+HELP = """Show versions and devices, also of RPC servers, and whether a model and a draft fit. Exit code 1 if they do
+not, or if a server does not answer.
+
+\b
+Example:
+  pyfly-cpp doctor -m target.gguf -d draft.gguf
+
+--prove loads the model and answers 20 prompts plainly and in other ways: with each drafter, from saved states, eight at
+a time, with another number of threads. It compares all bits of the logits, also of batches of 1 to 32 tokens. Its last
+line is `exact here`, or what is not computed by our kernels and where that showed. Exit code 1 unless it is exact. It
+takes minutes for a model of 1 GB. Only --prove uses the options under `Model and machine`, except for --rpc."""
+
+
 @click.command(
     "doctor",
+    cls=HeadedCommand,
     short_help="Show versions and devices, and whether a model and a draft fit.",
-    epilog="Example: pyfly-cpp doctor -m target.gguf -d draft.gguf",
+    help=HELP,
 )
 @MODEL_ARGUMENT
 @click.option("-m", "--model", metavar="MODEL", help="Look into this model.")
 @click.option("-d", "--draft", metavar="MODEL", help="Look into this draft model; with --model: do the two fit?")
-@RPC_OPTION
+@click.option("--prove", "proves", is_flag=True, help="Show that drafts change no answer of the model here.")
+@click.option("--prompts", "prompt_file", metavar="FILE", help="Prompts of --prove, .txt or JSONL.  "
+              "[default: 20 built-in ones]")  # fmt: skip
+@number("-n", "--max-tokens", kind=Int(2), default=16, help="Longest answer of --prove in tokens.")
+@click.option("-o", "--output", metavar="FILE", help="Write what --prove finds: FILE.html, a page, or FILE.json.")
+@click.option("--force", is_flag=True, help="Overwrite a file that exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@machine_options
 def command(
-    named: str | None, model: str | None, draft: str | None, rpc_servers: tuple[str, ...] | None, as_json: bool
+    named: str | None,
+    model: str | None,
+    draft: str | None,
+    proves: bool,
+    prompt_file: str | None,
+    max_tokens: int,
+    output: str | None,
+    force: bool,
+    as_json: bool,
+    arguments: dict[str, Any],
 ) -> None:
-    """Show versions and devices, also of RPC servers, and whether a model and a draft fit. Exit code 1 if they do not,
-    or if a server does not answer."""
     silence()
     model = named_once(named, model)
-    remote, problems = _remote_devices(rpc_servers or ())
+    _require_use(proves, model, output, prompt_file)
+    prove.require_output(output, force)
+    remote, problems = _remote_devices(arguments.get("rpc_servers", ()))
     report: dict[str, Any] = {"versions": _versions(), "machine": _machine(), "devices": [*_devices(), *remote]}
     report["rpc_problems"] = problems
     embedded = embedded_model()
@@ -75,12 +114,34 @@ def command(
         report["draft_word"], problem = _fit(paths["model"], paths["draft"])
         report["draft_fits"] = problem is None
         report["draft_problem"] = problem
+    if not as_json:
+        _show(report)
+    is_exact = True
+    if proves:
+        proof, about = prove.run(paths["model"], paths.get("draft"), arguments, prompt_file, max_tokens)
+        report["proof"] = proof.as_dict()
+        is_exact = proof.is_exact
+        if output is not None:
+            prove.save(proof, about, output)
+        if not as_json:
+            prove.show(proof)
     if as_json:
         write(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
-    else:
-        _show(report)
-    if problem is not None or problems:
+    if problem is not None or problems or not is_exact:
         sys.exit(1)
+
+
+def _require_use(proves: bool, model: str | None, output: str | None, prompt_file: str | None) -> None:
+    """Raises UsageError for options that have no use without --prove, and for --prove without a model."""
+    if proves:
+        if model is None:
+            raise click.UsageError("--prove needs a model; give it with --model.")
+        return
+    others = [("--output", output), ("--prompts", prompt_file)]
+    given = [flag for flag in machine_options_given() if flag != "--rpc"]
+    given += [flag for flag, value in others if value is not None]
+    if given:
+        raise click.UsageError(f"{given[0]} is for --prove; add that, or leave it out.")
 
 
 # ---- The installation ------------------------------------------------------------------------------------------------
@@ -198,7 +259,7 @@ def _inexact(path: Path) -> tuple[str, ...] | None:
     )
     where = {"n_gpu_layers": 0, "use_extra_bufts": extra_buffers.usable()}
     with _native.kernels_taken(found.bits), open_metadata(path, **where) as model:
-        context = llama_cpp.llama_init_from_model(model, params)
+        context = _context(model, params)
         if not context:
             return None
         try:
@@ -209,11 +270,18 @@ def _inexact(path: Path) -> tuple[str, ...] | None:
             llama_cpp.llama_free(context)
 
 
+def _context(model: Any, params: Any) -> Any:
+    """A llama_context; null if llama.cpp can make none, also where that would end the process."""
+    with _native.load_guard():
+        return llama_cpp.llama_init_from_model(model, params)
+
+
 def _n_protected(model: Any) -> int | None:
     """How many tokens are never accepted loosely; None if llama.cpp can make no context of the model."""
     params = llama_cpp.llama_context_default_params()
     params.n_ctx = params.n_batch = params.n_ubatch = 64
-    context = llama_cpp.llama_init_from_model(model, params)
+    params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED  # some graphs cannot have it, and all do without
+    context = _context(model, params)
     if not context:
         return None
     try:

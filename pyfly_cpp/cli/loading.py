@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import click
 import llama_cpp
+from click.core import ParameterSource
 
 from pyfly_cpp import _native
 from pyfly_cpp.cli.headings import Declared, declares, drafting, machine, number
@@ -264,10 +265,6 @@ def _drafter_option(option: AnyOption) -> Declared:
     )  # fmt: skip
 
 
-RPC_OPTION = machine(
-    "--rpc", "rpc_servers", metavar="HOST:PORT,...", type=SERVERS,
-    help=f"RPC servers (rpc-server of llama.cpp) that take a part of the model; {NOT_SAFE}.",
-)  # fmt: skip
 N_THREADS_OPTION = number("-t", "--n-threads", kind=THREAD_COUNT, default=AUTO_THREADS,
                           help="Threads; auto: the physical cores, fewer while other programs use some.")  # fmt: skip
 N_GPU_LAYERS_OPTION = number(
@@ -300,7 +297,9 @@ _HOW: dict[str, Declared] = {
                            help="Chat format.  [default: the model's own template]"),
     "n_batch": number("--n-batch", declare=machine, kind=COUNT, help="Largest batch in tokens.  [default: 512]"),
     "n_gpu_layers": N_GPU_LAYERS_OPTION,
-    "rpc_servers": RPC_OPTION,
+    "rpc_servers": machine("--rpc", "rpc_servers", metavar="HOST:PORT,...", type=SERVERS,
+                           help="RPC servers (rpc-server of llama.cpp) that take a part of the model; "
+                           f"{NOT_SAFE}."),
     "devices": machine("--devices", metavar="NAME,...", type=NAMES, help="Put the model on these devices alone: names "
                        "of `doctor`, or HOST:PORT of an RPC server; none: the CPU.  [default: those of --rpc, and the "
                        "GPUs]"),
@@ -331,6 +330,36 @@ def named_once(named: str | None, model: str | None) -> str | None:
     return named if model is None else model
 
 
+def machine_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options of how a model is loaded; the command gets them as one argument, `arguments`, as of `Models`."""
+
+    @functools.wraps(command)
+    def with_arguments(**given: Any) -> Any:
+        return command(arguments=_how(given), **given)
+
+    return declares([*_HOW.values()])(with_arguments)
+
+
+def machine_options_given() -> list[str]:
+    """The flags of those that the running command was called with."""
+    context = click.get_current_context()
+    given = [name for name in _HOW if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
+    flags = {option.name: max(option.opts, key=len) for option in context.command.params}
+    return [flags[name] for name in given]
+
+
+def _how(given: dict[str, Any]) -> dict[str, Any]:
+    """Takes the options of `_HOW` out of what a command was given; returns those that were set."""
+    arguments = {name: given.pop(name) for name in _HOW}
+    if not arguments["verbose"]:
+        silence()  # also while files are looked into
+    if arguments["n_gpu_layers"] > 0 and not (llama_cpp.llama_supports_gpu_offload() or arguments["rpc_servers"]):
+        warn("Warning: --n-gpu-layers has no effect: this llama-cpp-python was built for the CPU only.")
+    if arguments["lora_path"] is not None:
+        require_gguf(arguments["lora_path"], "LoRA adapter")
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
 def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the options that choose the model; the command gets them as one argument, `models: Models`."""
     of_drafters = [_drafter_option(option) for option in _DRAFTER_OPTIONS if option not in _OF_MEMORY]
@@ -346,16 +375,9 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
             value = given.pop(option.name, None)
             if value is not None and not (value == () and isinstance(option, PathOption)):
                 said[option.name] = value
-        arguments = {name: given.pop(name) for name in _HOW}
-        if not arguments["verbose"]:
-            silence()  # also while files are looked into
-        if arguments["n_gpu_layers"] > 0 and not (llama_cpp.llama_supports_gpu_offload() or arguments["rpc_servers"]):
-            warn("Warning: --n-gpu-layers has no effect: this llama-cpp-python was built for the CPU only.")
-        if arguments["lora_path"] is not None:
-            require_gguf(arguments["lora_path"], "LoRA adapter")
+        arguments = _how(given)
         models = Models(
-            _model_path(model), None if draft is None else resolve_model(draft), drafter, loaded, said,
-            {name: value for name, value in arguments.items() if value is not None},
+            _model_path(model), None if draft is None else resolve_model(draft), drafter, loaded, said, arguments
         )  # fmt: skip
         return command(models=models, **given)
 

@@ -25,7 +25,7 @@ def reasons(context: Any) -> tuple[str, ...]:
     Raises:
         NativeError: this release of llama.cpp shows no graphs, so nobody knows.
     """
-    found = _native.foreign_products(context)
+    found = [one for one in _native.graph_products(context) if not one.is_ours]
     said = []
     model = llama_cpp.llama_get_model(context)
     if llama_cpp.llama_model_is_hybrid(model) and llama_cpp.llama_model_n_swa(model) > 0:

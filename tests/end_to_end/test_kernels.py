@@ -76,7 +76,21 @@ def test_attention_is_more_right_than_that_of_llama_cpp(n_cells, n_rows):
         assert ours.error < _native.try_attention(n_cells, n_rows, 2, 1, is_ours=False).error
 
 
+@pytest.mark.parametrize("kind", ALL.types, ids=str)
+def test_products_have_the_bits_of_one_row_in_every_batch(kind):
+    for n_threads in (1, 2):
+        assert _native.batches_with_other_bits(kind, 128, n_threads, is_ours=True) == ()
+
+
+def test_products_that_round_by_the_batch_are_found():
+    """llama.cpp's: one row of F32 is a sum in another order than that of a tile of several."""
+    assert set(_native.batches_with_other_bits(llama_cpp.GGML_TYPE_F32, 128, 1, is_ours=False)) & {16, 32}
+
+
 def test_a_trial_of_what_is_not_there_is_refused():
+    for arguments in ((4, 64, 1), (2, 63, 1), (2, 64, 0), (99, 64, 1)):
+        with pytest.raises(ValueError, match=r"kernels|trial"):
+            _native.batches_with_other_bits(*arguments, is_ours=True)
     for arguments in ((4, 64, 1, 1, 1), (2, 63, 1, 1, 1), (2, 64, 0, 1, 1), (-1, 64, 1, 1, 1), (99, 64, 1, 1, 1)):
         with pytest.raises(ValueError, match=r"kernels|trial"):
             _native.try_kernels(*arguments, is_ours=True)
