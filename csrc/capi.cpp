@@ -59,11 +59,15 @@ void require_slot(const pyfly_batch * batch, int32_t slot) {
 extern "C" {
 
 int32_t pyfly_abi_version(void) {
-    return 11;
+    return 12;
 }
 
 const char * pyfly_llama_cpp_python_version(void) {
     return PYFLY_LLAMA_CPP_PYTHON_VERSION;
+}
+
+const char * pyfly_llama_headers(void) {
+    return PYFLY_LLAMA_HEADERS;
 }
 
 void pyfly_set_stop(pyfly_stop_callback stop) {
