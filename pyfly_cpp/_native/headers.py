@@ -1,7 +1,7 @@
 """The headers of llama.cpp that come with llama-cpp-python: what the extension is compiled against.
 
-The build loads this file by its path (csrc/build_support/llama_cpp_python.py), so it imports nothing beyond the standard
-library.
+The build loads this file by its path (csrc/build_support/llama_cpp_python.py), so it imports only what Python comes
+with.
 """
 
 from __future__ import annotations
