@@ -53,8 +53,8 @@ def list_models(as_json: bool) -> None:
     """
     found, kept = models_here(), kept_here()
     if as_json:
-        kinds = (("model", found), ("kept", kept))
-        rows = [{"kind": kind, **one._asdict()} for kind, several in kinds for one in several]
+        rows = [{"kind": "model", **one._asdict()} for one in found]
+        rows += [{"kind": "kept", **one._asdict()} for one in kept]
         click.echo(json.dumps(rows, indent=2, default=str))
         return
     width = max((len(one.name) for one in (*found, *kept)), default=0)
