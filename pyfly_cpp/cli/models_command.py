@@ -57,7 +57,7 @@ def list_models(as_json: bool) -> None:
         rows += [{"kind": "kept", **one._asdict()} for one in kept]
         click.echo(json.dumps(rows, indent=2, default=str))
         return
-    width = max((len(one.name) for one in (*found, *kept)), default=0)
+    width = max(map(len, [*(one.name for one in found), *(cache.name for cache in kept)]), default=0)
     for one in found:
         click.echo(f"{one.name:{width}}  {in_words(one.size):>7}")
     if not found:
