@@ -66,6 +66,10 @@ const char * pyfly_llama_cpp_python_version(void) {
     return PYFLY_LLAMA_CPP_PYTHON_VERSION;
 }
 
+const char * pyfly_llama_headers(void) {
+    return PYFLY_LLAMA_HEADERS;
+}
+
 void pyfly_set_stop(pyfly_stop_callback stop) {
     pyfly::set_stop(stop);
 }

@@ -25,6 +25,7 @@ from pyfly_cpp._version import __version__ as __version__
 from pyfly_cpp.errors import BusyError, ContextFullError, PyflyError, VersionMismatchError
 
 try:
+    from pyfly_cpp import _native as _native  # before anything that imports llama_cpp
     from pyfly_cpp.decoding.drafters import (
         MTP,
         CrossVocabulary,

@@ -84,7 +84,7 @@ class IncompatibleDraftError(PyflyError, ValueError):
 
 
 class VersionMismatchError(PyflyError, ImportError):
-    """The installed llama-cpp-python is not the release pyfly-cpp was compiled against."""
+    """The llama-cpp-python that pyfly-cpp was compiled against is missing, does not load, or is another one."""
 
 
 class BusyError(PyflyError):

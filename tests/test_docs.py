@@ -27,7 +27,7 @@ NOT_RUN = {
     "CONTRIBUTING.md": 4,  # installs; a browser
     "models/README.md": 1,  # fetches models
     "docs/harness.md": 1,  # lm_eval
-    "docs/installing.md": 4,  # installs, compiles, removes
+    "docs/installing.md": 6,  # installs, compiles, removes
     "docs/heads.md": 1,  # llama.cpp's converter
     "docs/training-heads.md": 1,  # hours
     "docs/rpc.md": 2,  # needs RPC

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ RUNTIME_DEPENDENCIES = [
     "llguidance>=1.3,<1.4; python_version < '3.10'",
     "typing_extensions>=4.5",
 ]
+
+_HEADERS = runpy.run_path(str(Path(__file__).parents[2] / "pyfly_cpp" / "_native" / "headers.py"))
 
 
 def release() -> str:
@@ -58,11 +61,10 @@ def package_folder() -> Path:
 
 def include_folder() -> Path:
     """The folder with llama.h and ggml.h."""
-    site = package_folder().parent
-    for folder in (site / "include", package_folder() / "include"):
-        if (folder / "llama.h").is_file():
-            return folder
-    raise SystemExit(f"llama-cpp-python came without llama.h (looked in {site / 'include'}); reinstall it from source.")
+    folder = _HEADERS["include_folder"](package_folder())
+    if folder is None:
+        raise SystemExit("llama-cpp-python came without llama.h; reinstall it from source.")
+    return Path(folder)
 
 
 def dynamic_metadata(field: str, settings: dict[str, Any] | None = None, *_: Any) -> list[str]:
@@ -76,4 +78,5 @@ if __name__ == "__main__":
     print(f"RELEASE={release()}")
     print("NUMBER={}{:02}{:02}".format(*_key(release())))
     print(f"INCLUDE={include_folder()}")
+    print(f"DIGEST={_HEADERS['digest'](include_folder())}")
     print(f"LIB={package_folder() / 'lib'}")

@@ -44,6 +44,10 @@ int32_t pyfly_abi_version(void);
 /* The llama-cpp-python release this library was compiled against, such as "0.3.36". Static storage. */
 const char * pyfly_llama_cpp_python_version(void);
 
+/* The digest of the llama.cpp headers this library was compiled against (pyfly_cpp/_native/headers.py), 64 hexadecimal
+ * digits; empty for the pure core. Static storage. */
+const char * pyfly_llama_headers(void);
+
 /* Instruction set of the row statistics on this machine: "avx512", "avx2" or "baseline". Static storage. */
 const char * pyfly_simd_level(void);
 

@@ -1,4 +1,5 @@
-"""The compiled extension: finding it, and refusing one that does not fit what is installed."""
+"""The compiled extension: finding it, and refusing one that does not fit the llama-cpp-python that is installed, since
+another llama.cpp has structures of other sizes, and the process would crash."""
 
 from __future__ import annotations
 
@@ -6,13 +7,15 @@ import importlib
 import importlib.metadata
 import importlib.util
 import json
+import re
 import shlex
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 from urllib.parse import urlparse
 from urllib.request import url2pathname
 
-import llama_cpp  # loads libllama, which the extension below resolves to
-
+from pyfly_cpp._native import headers
 from pyfly_cpp.errors import VersionMismatchError
 
 ABI_VERSION = 12
@@ -36,8 +39,54 @@ def require_release(compiled: str, installed: str) -> None:
     labels, such as +cu124, tell the backend, and do not count."""
     if compiled != installed.split("+")[0]:
         raise VersionMismatchError(
-            f"pyfly-cpp was compiled against llama-cpp-python {compiled}, but {installed} is installed; {_rebuild()}"
+            f"pyfly-cpp was compiled against llama-cpp-python {compiled}, but {installed} is installed; run `pip "
+            f"install llama-cpp-python=={compiled}`, or, to keep {installed}, {_rebuild()}"
         )
+
+
+def require_headers(compiled: str, package: Path) -> None:
+    """Raises VersionMismatchError if the headers of the installed llama-cpp-python are not those that pyfly-cpp was
+    compiled against. Headers that are missing tell nothing.
+
+    Args:
+        compiled: The digest of those headers (`headers.digest`).
+        package: The folder of the package `llama_cpp`.
+    """
+    folder = headers.include_folder(package)
+    try:
+        installed = None if folder is None else headers.digest(folder)
+    except OSError:
+        return
+    if installed not in (None, compiled):
+        raise VersionMismatchError(
+            "the installed llama-cpp-python has the release that pyfly-cpp was compiled against, but another llama.cpp "
+            f"({folder}/llama.h and the headers beside it differ); {_rebuild()}"
+        )
+
+
+def _import_llama_cpp() -> ModuleType:
+    """Imports `llama_cpp`, which loads libllama: the extension resolves to it."""
+    try:
+        return importlib.import_module("llama_cpp")
+    except (ImportError, AttributeError, OSError, RuntimeError) as error:  # AttributeError: a function is missing
+        if isinstance(error, ModuleNotFoundError) and error.name == "llama_cpp":
+            what = f"llama-cpp-python is not installed; run `pip install {_requirement()}`."
+        else:
+            what = (
+                f"llama-cpp-python does not load ({' '.join(str(error).split())}); run `pip install --force-reinstall "
+                f"{_requirement()}`, with the CMAKE_ARGS of your backend if you have one."
+            )
+        raise VersionMismatchError(what) from None
+
+
+def _requirement() -> str:
+    """What this pyfly-cpp requires of llama-cpp-python, such as llama-cpp-python==0.3.36."""
+    try:
+        wanted = importlib.metadata.requires("pyfly-cpp") or []
+    except importlib.metadata.PackageNotFoundError:
+        wanted = []
+    found = (re.match(r"llama[-_]cpp[-_]python[^;]*", one) for one in wanted)
+    return next((one[0].replace(" ", "") for one in found if one), "llama-cpp-python")
 
 
 def _import_extension() -> Any:
@@ -61,21 +110,23 @@ def _import_extension() -> Any:
 
 
 def _load() -> tuple[Any, Any]:
+    llama_cpp = _import_llama_cpp()
+    installed = str(getattr(llama_cpp, "__version__", "of an unknown release"))
     try:
         extension = _import_extension()
     except ModuleNotFoundError:
         raise
     except ImportError as error:
         raise VersionMismatchError(
-            f"pyfly-cpp's extension does not load with llama-cpp-python {llama_cpp.__version__} ({error}); "
-            + _rebuild()
+            f"pyfly-cpp's extension does not load with llama-cpp-python {installed} ({error}); {_rebuild()}"
         ) from None
     ffi, lib = extension.ffi, extension.lib
-    require_release(ffi.string(lib.pyfly_llama_cpp_python_version()).decode(), llama_cpp.__version__)
+    require_release(ffi.string(lib.pyfly_llama_cpp_python_version()).decode(), installed)
     if lib.pyfly_abi_version() != ABI_VERSION:
         raise VersionMismatchError(
             "pyfly-cpp's extension and its Python files are of different versions; run `pip install .` again."
         )
+    require_headers(ffi.string(lib.pyfly_llama_headers()).decode(), Path(str(llama_cpp.__file__)).parent)
     return ffi, lib
 
 

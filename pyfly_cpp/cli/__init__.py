@@ -29,7 +29,7 @@ _COMMANDS = {
     "explain": ("explain", "Write a page that shows how each token was produced."),
     "heads": ("heads_command", "Train a head that drafts for a model."),
     "doctor": ("doctor", "Show versions and devices, and whether a model and a draft fit."),
-    "models": ("models_command", "List, fetch and pair models, or make a draft of one."),
+    "models": ("models_command", "List, fetch, pair and remove models, or make a draft of one."),
 }
 """For each command its module in this package, imported when the command is used, and its line in the help."""
 

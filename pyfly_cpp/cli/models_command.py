@@ -1,4 +1,4 @@
-"""`pyfly-cpp models`: list, fetch, path, pair, and draft (self_draft.py)."""
+"""`pyfly-cpp models`: list, fetch, path, pair, remove, and draft (self_draft.py)."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ import click
 from rich.progress import DownloadColumn, TimeRemainingColumn
 
 from pyfly_cpp.cli.self_draft import command as draft
-from pyfly_cpp.cli.terminal import Bar, note, write
+from pyfly_cpp.cli.terminal import Bar, ask_for, note, write
 from pyfly_cpp.decoding.companions import companions
 from pyfly_cpp.decoding.resolve import has_mtp_head
+from pyfly_cpp.machine.cache import kept_here
 from pyfly_cpp.machine.memory import in_words
 from pyfly_cpp.models import hub
 from pyfly_cpp.models import named as models
 from pyfly_cpp.models.fetching import fetch as fetch_model
 from pyfly_cpp.models.here import models_here
 from pyfly_cpp.models.pairs import PAIRS, Offer, Pair, offers, published_pair
+from pyfly_cpp.models.removing import removable, remove
 
 
 @click.group(
     "models",
-    short_help="List, fetch and pair models.",
+    short_help="List, fetch, pair and remove models.",
     epilog="Example: pyfly-cpp models fetch hf:Qwen/Qwen3-0.6B-GGUF:Q8_0",
 )
 def command() -> None:
@@ -45,22 +47,29 @@ def command() -> None:
 @command.command("list", epilog="Example: pyfly-cpp models list")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_models(as_json: bool) -> None:
-    """List the models on this machine.
+    """List the models on this machine, and what this program keeps beside them.
 
     Looks into the folders of this program, the hub, llama.cpp, LM Studio and Ollama.
     """
-    found = models_here()
+    found, kept = models_here(), kept_here()
     if as_json:
-        click.echo(json.dumps([{**one._asdict(), "path": str(one.path)} for one in found], indent=2))
+        rows = [{"kind": "model", **one._asdict()} for one in found]
+        rows += [{"kind": "kept", **one._asdict()} for one in kept]
+        click.echo(json.dumps(rows, indent=2, default=str))
         return
-    width = max((len(one.name) for one in found), default=0)
+    width = max(map(len, [*(one.name for one in found), *(cache.name for cache in kept)]), default=0)
     for one in found:
         click.echo(f"{one.name:{width}}  {in_words(one.size):>7}")
     if not found:
         click.echo("There is no model on this machine.")
+    if kept:
+        click.echo("\nKept beside them:")
+    for cache in kept:
+        click.echo(f"{cache.name:{width}}  {in_words(cache.size):>7}  {cache.what}")
     note(
         "To get more: pyfly-cpp models fetch hf:OWNER/REPO:TYPE\n"
-        "To find a draft for a model: pyfly-cpp models pair MODEL"
+        "To find a draft for a model: pyfly-cpp models pair MODEL\n"
+        "To delete one: pyfly-cpp models remove NAME"
     )
 
 
@@ -87,6 +96,19 @@ def fetch(names: tuple[str, ...]) -> None:
 def path(name: str) -> None:
     """Print the path of the model NAME."""
     click.echo(models.resolve_model(name))
+
+
+@command.command("remove", epilog="Example: pyfly-cpp models remove hf:Qwen/Qwen3-0.6B-GGUF:Q8_0 --yes")
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+def remove_models(names: tuple[str, ...], yes: bool) -> None:
+    """Delete models of this program's folder or of the hub, and what is kept beside them.
+
+    NAME is one of `models list`. What is kept (`costs`, `kernels`) is measured again when it is needed.
+    """
+    for what in [removable(name) for name in names]:
+        ask_for(f"this deletes {', '.join(map(str, what.paths))} ({in_words(what.size)})", yes)
+        remove(what)
 
 
 @command.command(epilog="Example: pyfly-cpp models pair ./Qwen2.5-7B-Instruct-Q4_K_M.gguf")

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from pyfly_cpp.cli.terminal import note
 from pyfly_cpp.cli.text import open_stdin, repaired
-from pyfly_cpp.machine.cache import state_folder
+from pyfly_cpp.machine.cache import kept_path
 
 COMMANDS = (
     "/help", "/regenerate", "/continue", "/undo", "/read", "/system", "/set", "/gate", "/preset", "/drafter", "/stats",
@@ -110,7 +110,7 @@ def _history() -> Any:
         def store_string(self, string: str) -> None:
             super().store_string(string.encode("utf-8", "replace").decode("utf-8"))
 
-    path = state_folder() / "chat_history"
+    path = kept_path("history")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600))

@@ -24,7 +24,7 @@ from pyfly_cpp import _native
 from pyfly_cpp._version import __version__
 from pyfly_cpp.decoding.drafters import Drafter, OwnDrafter
 from pyfly_cpp.errors import PyflyError
-from pyfly_cpp.machine.cache import cache_folder, keeping
+from pyfly_cpp.machine.cache import keeping, kept_path
 from pyfly_cpp.machine.devices import devices
 from pyfly_cpp.machine.files import file_identity, write_atomically
 from pyfly_cpp.models.named import model_file
@@ -135,7 +135,7 @@ class _Kept(NamedTuple):
 
 def _file(setup: dict[str, Any]) -> Path:
     key = hashlib.sha256(json.dumps(setup, sort_keys=True).encode("utf-8", "backslashreplace")).hexdigest()
-    return cache_folder() / "costs" / f"{key[:32]}.json"
+    return kept_path("costs") / f"{key[:32]}.json"
 
 
 def _expect_kept(batch: _native.Batch, setup: dict[str, Any]) -> _Kept | None:

@@ -7,8 +7,9 @@ import functools
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from pyfly_cpp.machine.files import OutputError
 
@@ -64,3 +65,43 @@ def state_folder() -> Path:
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Application Support" / "pyfly-cpp"
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "pyfly-cpp"
+
+
+_KEPT: dict[str, tuple[Callable[[], Path], str, str]] = {
+    "costs": (cache_folder, "costs", "measured costs of batches and drafts"),
+    "kernels": (cache_folder, "kernels.json", "which kernels are right and fast on this machine"),
+    "history": (state_folder, "chat_history", "what was typed in chat"),
+    "bench": (state_folder, "bench", "measurements of interrupted benchmarks"),
+}
+"""What pyfly-cpp keeps beside models, by name: its folder, the name there of a file or folder, and a description."""
+
+
+class Kept(NamedTuple):
+    """Something that pyfly-cpp keeps beside models, and that is there."""
+
+    name: str
+    """One of "costs", "kernels", "history", "bench"."""
+    what: str
+    """A description for people."""
+    size: int
+    """Bytes."""
+    path: Path
+    """A file, or a folder of files."""
+
+
+def kept_path(name: str) -> Path:
+    """The file or folder of this name (`Kept.name`). It need not exist; may raise, as the function of its folder."""
+    folder, inside, _ = _KEPT[name]
+    return folder() / inside
+
+
+def kept_here() -> list[Kept]:
+    """What pyfly-cpp keeps on this machine beside models; empty if the user has no home folder."""
+    found = []
+    for name, (_, _, what) in _KEPT.items():
+        with contextlib.suppress(OSError, RuntimeError):
+            path = kept_path(name)
+            if path.exists():
+                files = [path] if path.is_file() else [file for file in path.iterdir() if file.is_file()]
+                found.append(Kept(name, what, sum(file.stat().st_size for file in files), path))
+    return found

@@ -25,7 +25,7 @@ import llama_cpp
 from pyfly_cpp import _native
 from pyfly_cpp._version import __version__
 from pyfly_cpp.errors import NativeError
-from pyfly_cpp.machine.cache import cache_folder, keeping
+from pyfly_cpp.machine.cache import keeping, kept_path
 from pyfly_cpp.machine.extra_buffers import cpu_model
 from pyfly_cpp.machine.files import only_writer, write_atomically
 
@@ -191,7 +191,7 @@ def _key() -> str:
 
 
 def _path() -> Path:
-    return cache_folder() / "kernels.json"
+    return kept_path("kernels")
 
 
 @contextlib.contextmanager
@@ -205,7 +205,7 @@ def _turn() -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError, RuntimeError):
-            folder = cache_folder()
+            folder = _path().parent
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(only_writer(folder / "kernels.lock", wait))
         yield

