@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,8 +38,8 @@ def target(request, tiny):
         yield oracle.Target(batch, K, MOST)
 
 
-def walk(target, every=1000, rejoin=0):
-    tokens = target.batch.tokenize(b"Natalia sold clips to 48 of her friends in April, and then")
+def walk(target, every=1000, rejoin=0, prompt=b"Natalia sold clips to 48 of her friends in April, and then"):
+    tokens = target.batch.tokenize(prompt)
     return oracle.Walk(target, Anything(), ITEM, Prompt(tuple(tokens), ()), every, 16, rejoin)
 
 
@@ -55,6 +56,18 @@ def test_an_oracle_that_keeps_everything_takes_the_fewest_steps(target):
     assert line["oracle_tokens"] > K * (line["oracle_steps"] - 1), "only control tokens and the end stop a draft"
     measured = [one["m"] for one in line["mismatches"] if one.get("m") is not None]
     assert measured and all(-MOST < m < MOST for m in measured)
+
+
+def test_walks_side_by_side_are_those_alone(target):
+    """Each item stays in its slot, where a head has seen what comes before."""
+    walks = [{}, {"prompt": b"Tom has 3 apples and 4 pears. He gives"}]
+
+    def run(more):
+        return walk(target, **more).run(lambda tokens: len(tokens) % 2 == 0 or tokens[-1] % 2 == 0)
+
+    alone = [run(more) for more in walks]
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(run, walks)) == alone
 
 
 def test_a_copy_that_has_rejoined_is_not_finished(target):
