@@ -3,11 +3,11 @@
     python benchmarks/study.py record --model TARGET [--draft DRAFT] --data FOLDER --out FOLDER --allow-code-execution
         [--rules RULE ...] [--k 8 | --governed] [--parallel 8] [--parts PART ...] [--limit PART=N ...] [--race 60]
     python benchmarks/study.py report FOLDER [FOLDER ...] [--half choose|judge] [--parts PART ...]
-        [--dev-sets 4,8,16,32]
+        [--dev-sets 4,8,16,32] [--without-loops]
 
 A rule is a setting (`margin:0.3`, "entropy:0.3 agree:4 k=15"), or a preset: a shipped one's name, or a file; or one of
-the lists in RULE_LISTS: `table-4` (that of the FLy paper), `window`, `kl-judge`, `sampling`. `plain` and `exact`
-always answer as well. Several folders of a report differ in their --seed alone, and count together. With
+the lists in RULE_LISTS: `table-4` (that of the FLy paper), `window`, `kl-judge`, `sampling`, `begun-exactly`. `plain`
+and `exact` always answer as well. Several folders of a report differ in their --seed alone, and count together. With
 --governed, one text at a time, everything drafts as it is shipped, and the tokens a second are those that users see.
 Without it every round drafts --k tokens, so that no answer depends on times; with --parallel, many answers cost least.
 On weights that our kernels cover, exact decoding has the same bits in every batch: an answer that differs from exact's
@@ -21,7 +21,8 @@ in turn, so a run that is cut short has a sample. Each chunk is a run of `pyfly-
 clearly (95 %) below 99 % after N items of code and maths are left out of the chunks that follow.
 
 With --dev-sets, the report also shows how far a rule's recovery and tokens per step on so few items are from those on
-all: the error of whoever tunes on a few items. Nothing is recorded for that.
+all: the error of whoever tunes on a few items. Nothing is recorded for that. With --without-loops, items of which a
+rule's answer or exact decoding's loops are left out of what is said of that rule: a loop is quick to draft.
 
 The files of --data, in the formats of docs/tasks.md: gsm8k_test.jsonl, humaneval.jsonl, mbpp_sanitized.jsonl,
 creative_writing_prompts.jsonl, csqa_dev.jsonl. The instructions are in instructions.jsonl beside this script.
@@ -186,6 +187,11 @@ RULE_LISTS: dict[str, tuple[str, ...]] = {
         for window in ("agree:0", "reconverge:6", "agree:2", "agree:6")
     ),
     "kl-judge": tuple(kl_judge(tau) for tau in (0.03, 0.1, 0.3, 1.0)),
+    "begun-exactly": tuple(
+        f"all({gate},exact-first:{n}){window}"
+        for gate, window in (("entropy:0.3", " agree:2"), ("entropy:0.3,margin:1", " agree:2"), ("margin:0.3", ""))
+        for n in (2, 8)
+    ),
     "sampling": ("stochastic", "entropy:0.3", "margin:0.3", "rfsd-js:0.1"),
 }
 """Rules that answer one question, by a name that --rules takes."""
@@ -392,10 +398,13 @@ class Compared:
         return [margin for line in self.mine for margin in line["margins"][kind]]
 
 
-def compare(lines: Sequence[Row], rule: str) -> Compared | None:
-    """A rule on the items that `plain`, `exact` and it have answered; None where there are none."""
+def compare(lines: Sequence[Row], rule: str, without_loops: bool = False) -> Compared | None:
+    """A rule on the items that `plain`, `exact` and it have answered (without_loops: exact and it without a loop);
+    None where there are none."""
     wanted = dict.fromkeys(("plain", "exact", rule))
     both = answered_by_all(lines, wanted)
+    if without_loops:
+        both = [answers for answers in both if not (answers["exact"]["loop"] or answers[rule]["loop"])]
     if not both:
         return None
     table = summarise([answers[name] for answers in both for name in wanted], list(wanted), len(both))
@@ -411,19 +420,20 @@ def report(args: argparse.Namespace) -> None:
     parts = [part for part in PARTS if part in args.parts and any(line["part"] == part for line in lines)]
     groups = {part: (part,) for part in parts}
     groups |= {name: pool for name, pool in POOLS.items() if len({*pool} & {*parts}) > 1}
-    found = [
-        (group, name, one)
-        for group, members in groups.items()
-        for name in conditions["names"].values()
-        if (one := compare([line for line in lines if line["part"] in members], name)) is not None
-    ]
+    found = []
+    for group, members in groups.items():
+        some = [line for line in lines if line["part"] in members]
+        for name in conditions["names"].values():
+            if (one := compare(some, name, args.without_loops)) is not None:
+                found.append((group, name, one))
     how = "governed" if conditions["k"] is None else f"{conditions['k']} drafts per step"
     seeds = sorted({line["seed"] for line in lines})
     print(
         f"{conditions['model']['file']}, {conditions['drafter']}, {how}, {conditions['parallel']} at once, temperature "
         f"{conditions['temperature']:g}, seeds {', '.join(map(str, seeds))}, "
         f"llama-cpp-python {conditions['llama_cpp_python']}"
-        f"{f'; the half of the items that is to {args.half}' if args.half else ''}. Intervals: 95 %."
+        f"{f'; the half of the items that is to {args.half}' if args.half else ''}"
+        f"{'; without items whose answers loop' if args.without_loops else ''}. Intervals: 95 %."
     )
     pairs = [pair for group, name, one in found if name == "plain" and group in parts for pair in one.pairs]
     n_other = sum(plain["tokens"] != exact["tokens"] for plain, exact in pairs)
@@ -559,6 +569,7 @@ def main() -> None:
         "--dev-sets", type=sizes, metavar="N,N,...", help="the error that so few items give, e.g. 4,8,16,32"
     )
     two.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), help="only these parts")
+    two.add_argument("--without-loops", action="store_true", help="leave out items of which an answer loops")
     two.set_defaults(run=report)
     args = parser.parse_args()
     try:

@@ -73,6 +73,8 @@ def test_rules_are_settings_or_presets():
     assert str(study.read_rule("entropy:0.3 agree:4 k=15", 8)) == "entropy:0.3 agree:4 k=15"
     assert str(study.read_rule("fast", None)).endswith(" adaptive")
     assert str(study.read_rule("plain", 8)) == "plain"
+    listed = [str(study.read_rule(rule, 5)) for name in study.RULE_LISTS for rule in study.read_rules([name])]
+    assert "all(entropy:0.3,margin:1,exact-first:8) agree:2 k=5" in listed
 
 
 def test_seeds_of_an_item_count_together(tmp_path):
@@ -124,6 +126,11 @@ def lines():
             line(i, "good", right, loop=i == 3, decode_seconds=0.5, margins={"loose": [0.1, 0.25], "taken back": []})
         )
     return [*out, line(40, "good", True)]  # what exact has not answered counts nowhere
+
+
+def test_items_with_a_loop_are_left_out_of_a_rule(lines):
+    assert [study.compare(lines, "good", without_loops).result.n for without_loops in (False, True)] == [40, 39]
+    assert study.compare(lines, "bad", True).result.n == 40
 
 
 def test_a_rule_is_compared_with_exact_answers_of_its_items(lines):

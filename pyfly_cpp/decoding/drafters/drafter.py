@@ -53,7 +53,16 @@ class NamesOption(NamedTuple):
     default: None = None
 
 
-AnyOption = Union[Option, PathOption, NamesOption]
+class FlagOption(NamedTuple):
+    """A field of a drafter that is on or off, as an option of the command line that turns it on."""
+
+    name: str
+    field: str
+    help: str
+    default: bool = False
+
+
+AnyOption = Union[Option, PathOption, NamesOption, FlagOption]
 
 
 @dataclass(frozen=True)
