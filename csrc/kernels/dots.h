@@ -10,7 +10,8 @@ namespace pyfly::kernels {
 namespace PYFLY_KERNELS_LEVEL {
 namespace {
 
-// `Own` has what differs by width: dot(sum, a, b), multiply_32(a, b) and shift_right_32(a, n), which keeps the sign.
+// `Own` has what differs by width: shift_right_32(a, n), which keeps the sign, and unless it has its own add_products
+// dot(sum, a, b) and multiply_32(a, b).
 template <class Lanes, class Own> struct Dots : Lanes {
     using I = typename Lanes::I;
 
