@@ -10,8 +10,9 @@ namespace pyfly::kernels {
 namespace PYFLY_KERNELS_LEVEL {
 namespace {
 
-// `Own` has what differs by width: dot(sum, a, b), multiply_32(a, b), shift_right_32(a, n), which keeps the sign, and
-// where multiplies_pairs dot_pairs(sum, a, b), which adds the products of pairs of int16.
+// `Own` has what differs by width: shift_right_32(a, n), which keeps the sign; unless it has its own add_products
+// dot(sum, a, b) and multiply_32(a, b); and where multiplies_pairs dot_pairs(sum, a, b), which adds the products of
+// pairs of int16.
 template <class Lanes, class Own> struct Dots : Lanes {
     using I = typename Lanes::I;
 
