@@ -44,7 +44,7 @@ class DraftModel(WithModel):
     noun = "a draft model"
     needs_file = takes_draft = True
     draft_most = 8
-    options = (
+    options: ClassVar[tuple[AnyOption, ...]] = (
         P_MIN,
         Option("draft_n_ctx", "n_ctx", 16, "Draft model: its context.  [default: the target's]"),
         NamesOption("draft_devices", "devices", "Draft model: as --devices.  [default: this machine's]"),
@@ -120,5 +120,7 @@ class MultiLevel(DraftModel):
     """`DraftModel(lookup=True)` as a word."""
 
     word = "multi"
-    options = tuple(option for option in DraftModel.options if option.field != "lookup")
+    options: ClassVar[tuple[AnyOption, ...]] = tuple(
+        option for option in DraftModel.options if option.field != "lookup"
+    )
     lookup: bool = True
