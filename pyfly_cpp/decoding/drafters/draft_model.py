@@ -120,5 +120,7 @@ class MultiLevel(DraftModel):
     """`DraftModel(lookup=True)` as a word."""
 
     word = "multi"
-    options = tuple(option for option in DraftModel.options if option.field != "lookup")
+    options: ClassVar[tuple[AnyOption, ...]] = tuple(
+        option for option in DraftModel.options if option.field != "lookup"
+    )
     lookup: bool = True
