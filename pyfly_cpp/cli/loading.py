@@ -334,21 +334,25 @@ def named_once(named: str | None, model: str | None) -> str | None:
 
 
 def machine_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options of how a model is loaded; the command gets them as one argument, `arguments`, as of `Models`."""
+    """Adds the options of how a model is loaded, except for --verbose; the command gets them as one argument,
+    `arguments`, as of `Models`."""
 
     @functools.wraps(command)
     def with_arguments(**given: Any) -> Any:
+        given["verbose"] = False
         return command(arguments=_how(given), **given)
 
-    return declares([*_HOW.values()])(with_arguments)
+    return declares([option for name, option in _HOW.items() if name != "verbose"])(with_arguments)
 
 
 def machine_options_given() -> list[str]:
     """The flags of those that the running command was called with."""
     context = click.get_current_context()
-    given = [name for name in _HOW if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
-    flags = {option.name: max(option.opts, key=len) for option in context.command.params}
-    return [flags[name] for name in given]
+
+    def is_given(name: str | None) -> bool:
+        return name in _HOW and context.get_parameter_source(name) is not ParameterSource.DEFAULT
+
+    return [max(one.opts, key=len) for one in context.command.params if is_given(one.name)]
 
 
 def _how(given: dict[str, Any]) -> dict[str, Any]:
