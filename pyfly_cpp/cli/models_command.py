@@ -47,7 +47,7 @@ def command() -> None:
 @command.command("list", epilog="Example: pyfly-cpp models list")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_models(as_json: bool) -> None:
-    """List the models on this machine, and what this program keeps beside them.
+    """List the models on this machine, and what else this program keeps.
 
     Looks into the folders of this program, the hub, llama.cpp, LM Studio and Ollama.
     """
@@ -63,7 +63,7 @@ def list_models(as_json: bool) -> None:
     if not found:
         click.echo("There is no model on this machine.")
     if kept:
-        click.echo("\nKept beside them:")
+        click.echo("\nAlso kept:")
     for cache in kept:
         click.echo(f"{cache.name:{width}}  {in_words(cache.size):>7}  {cache.what}")
     note(
@@ -102,11 +102,11 @@ def path(name: str) -> None:
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 def remove_models(names: tuple[str, ...], yes: bool) -> None:
-    """Delete models of this program's folder or of the hub, and what is kept beside them.
+    """Delete models of this program's folder or of the hub, and what else this program keeps.
 
-    NAME is one of `models list`. What is kept (`costs`, `kernels`) is measured again when it is needed.
+    NAME is one of `models list`. `costs` and `kernels` are measured again when they are needed.
     """
-    for what in [removable(name) for name in names]:
+    for what in {one.paths: one for one in map(removable, names)}.values():
         ask_for(f"this deletes {', '.join(map(str, what.paths))} ({in_words(what.size)})", yes)
         remove(what)
 

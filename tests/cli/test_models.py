@@ -68,6 +68,8 @@ def test_a_user_without_a_home(run, home, monkeypatch):
     monkeypatch.setenv("LLAMA_CACHE", str(home / "own"))
     assert str(home / "own" / "tiny.gguf") in run("models", "list").out
     assert "no known model 'tiny'" in run("models", "path", "tiny").err
+    removed = run("models", "remove", home / "own" / "tiny.gguf", "--yes")
+    assert removed.code == 1 and "another program" in removed.err
     assert run("complete", "-m", home / "own" / "tiny.gguf", "-t", 1, "-n", 4, "Natalia").code == 0
 
 
@@ -176,8 +178,16 @@ def test_what_is_kept_is_listed_and_removed(run, home, monkeypatch):
         ("kept", "kernels", 7),
     ]
     assert "\ncosts " in run("models", "list").out
-    assert run("models", "remove", "costs", "kernels", "--yes").code == 0
+    put(TARGET, home / "models" / "costs.gguf")
+    ambiguous = run("models", "remove", "costs", "--yes")
+    assert ambiguous.code == 1 and len(ambiguous.err.splitlines()) == 1
+    assert str(costs) in ambiguous.err and str(home / "models" / "costs.gguf") in ambiguous.err
+    (home / "models" / "costs.gguf").unlink()
+    assert run("models", "remove", "costs", "kernels", "costs", "--yes").code == 0
     assert not costs.exists() and json.loads(run("models", "list", "--json").out) == []
+    put(TARGET, home / "models" / "costs.gguf")
+    assert run("models", "remove", "costs", "--yes").code == 0
+    assert not list((home / "models").iterdir())
 
 
 def test_remove_a_model(run, home):
