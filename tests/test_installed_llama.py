@@ -91,6 +91,16 @@ def test_another_build_of_this_release(other):
 
 
 @pytest.mark.skipif(headers.include_folder(PACKAGE) is None, reason="llama-cpp-python came without headers")
+def test_the_build_names_a_header_that_is_missing(other):
+    (other / "include" / "gguf.h").unlink()
+    script = Path(__file__).parents[1] / "csrc" / "build_support" / "llama_cpp_python.py"
+    environment = {**os.environ, "PYTHONPATH": str(other)}
+    done = subprocess.run([sys.executable, script], cwd=other, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+    assert str(other / "include" / "gguf.h") in done.stderr and "reinstall llama-cpp-python" in done.stderr
+
+
+@pytest.mark.skipif(headers.include_folder(PACKAGE) is None, reason="llama-cpp-python came without headers")
 def test_line_ends_of_headers_do_not_count(other):
     replace(other / "include" / "llama.h", lambda text: text.replace(b"\n", b"\r\n"))
     assert imported(other) == ""

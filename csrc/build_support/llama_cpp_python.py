@@ -67,6 +67,16 @@ def include_folder() -> Path:
     return Path(folder)
 
 
+def digest() -> str:
+    """`headers.digest` of the headers in `include_folder`; raises SystemExit with a remedy if it cannot be formed."""
+    try:
+        return str(_HEADERS["digest"](include_folder()))
+    except OSError as error:
+        raise SystemExit(
+            f"llama-cpp-python's header {error.filename} cannot be read ({error.strerror}); reinstall llama-cpp-python."
+        ) from None
+
+
 def dynamic_metadata(field: str, settings: dict[str, Any] | None = None, *_: Any) -> list[str]:
     """scikit-build-core's provider call for `dependencies`."""
     if field != "dependencies":
@@ -78,5 +88,5 @@ if __name__ == "__main__":
     print(f"RELEASE={release()}")
     print("NUMBER={}{:02}{:02}".format(*_key(release())))
     print(f"INCLUDE={include_folder()}")
-    print(f"DIGEST={_HEADERS['digest'](include_folder())}")
+    print(f"DIGEST={digest()}")
     print(f"LIB={package_folder() / 'lib'}")

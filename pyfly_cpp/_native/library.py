@@ -59,8 +59,9 @@ def require_headers(compiled: str, package: Path) -> None:
         return
     if installed not in (None, compiled):
         raise VersionMismatchError(
-            "the installed llama-cpp-python has the release that pyfly-cpp was compiled against, but another llama.cpp "
-            f"({folder}/llama.h and the headers beside it differ); {_rebuild()}"
+            "the installed llama-cpp-python has the release that pyfly-cpp was compiled against, but other headers "
+            f"({folder}/llama.h or those beside it); if another package has overwritten them, reinstall "
+            f"llama-cpp-python; if it is another build, {_rebuild()}"
         )
 
 
