@@ -397,16 +397,16 @@ typedef struct pyfly_draft_model_config {
 } pyfly_draft_model_config;
 
 /* Loads a draft model beside the llama target `target` (borrowed, must outlive the drafter). PYFLY_STATUS_INCOMPATIBLE
- * when the vocabularies differ: the message names the first difference. With
- * config->lookup it guesses its next tokens by prompt lookup and checks them in one batch: its drafts are the same;
- * INVALID if its memory cannot be rolled back token by token. */
+ * when the vocabularies differ: the message names the first difference. With config->lookup it guesses its next tokens
+ * by prompt lookup and checks them in one batch: its drafts are the same; INVALID if its memory cannot be rolled back
+ * token by token. */
 pyfly_status pyfly_drafter_model_new(pyfly_target * target, const pyfly_draft_model_config * config,
                                      pyfly_drafter ** out, pyfly_error * error);
 
 /* Multi-token prediction with the NextN blocks of the target's own file (config->model_path NULL, `is_loaded` 1: the
- * model was loaded with load_mtp) or of a companion file. At most draft_max
- * tokens will be asked for: chained blocks draft one each. Fails as pyfly_drafter_model_new does;
- * PYFLY_STATUS_INCOMPATIBLE also where there is no head, or one of another model. */
+ * model was loaded with load_mtp) or of a companion file. At most draft_max tokens will be asked for: chained blocks
+ * draft one each. Fails as pyfly_drafter_model_new does; PYFLY_STATUS_INCOMPATIBLE also where there is no head, or one
+ * of another model. */
 pyfly_status pyfly_drafter_mtp_new(pyfly_target * target, const pyfly_draft_model_config * config, int32_t draft_max,
                                    int32_t is_loaded, pyfly_drafter ** out, pyfly_error * error);
 
