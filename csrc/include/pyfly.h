@@ -292,7 +292,7 @@ pyfly_status pyfly_model_inspect(const char * path, int32_t wants_mtp, pyfly_mod
  * model no file says. */
 pyfly_status pyfly_companion_word(const void * target, const char * path, char out[16], pyfly_error * error);
 
-/* What a llama_context, given as a pointer, takes beside the model's weights: caches, states and the buffers of the
+/* What a llama_context, given as a pointer, takes besides the model's weights: caches, states and the buffers of the
  * computation. Of a context whose model was loaded with no_alloc: what it would take. In bytes. */
 typedef struct pyfly_memory {
     int64_t host;   /* of this computer's memory */
