@@ -40,8 +40,8 @@ import fetch
 import kernels
 import loading
 import moe_model
+import over_http
 import provenance
-import serving
 import shapes
 import task_prompts
 import throughput
@@ -198,7 +198,7 @@ def _requests(model: str, words: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _server(model: str, words: Sequence[str]) -> list[dict[str, Any]]:
-    return serving.measure(["--target", model, *words])[1]
+    return over_http.measure(["--target", model, *words])[1]
 
 
 def _shape(source: str, size: str, measure: Callable[..., Any]) -> list[kernels.Costs]:

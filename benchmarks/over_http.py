@@ -1,6 +1,6 @@
 """Our server beside llama.cpp's: the same model, slots, clients and prompts, taking turns.
 
-    python benchmarks/serving.py --target MODEL --server PATH/TO/llama-server --prompts FILE... [--slots 8]
+    python benchmarks/over_http.py --target MODEL --server PATH/TO/llama-server --prompts FILE... [--slots 8]
                                  [--clients 16] [--draft DRAFT --drafts 2,4] [--limit 64] [--tokens 128] [--out FILE]
 
 Clients stream chat completions, greedy; each asks for its next prompt when it has the answer to the one before. Ours
