@@ -63,7 +63,7 @@ class Evaluator:
         self._n_read = n
 
     def seconds(self, n: int) -> float:
-        """Of a batch of n tokens behind what it has read."""
+        """The time that a batch of n tokens behind what it has read takes, in seconds."""
         return self._evaluate(self._tokens[self._n_read : self._n_read + n], self._n_read)
 
     def difference(self, n: int) -> float:
@@ -107,7 +107,7 @@ class Evaluator:
         return time.perf_counter() - begin
 
     def _logits(self, n: int) -> np.ndarray:
-        """Of the last batch of n tokens, [n][vocabulary]."""
+        """Logits of the last batch of n tokens, [n][vocabulary]."""
         return np.ctypeslib.as_array(llama_cpp.llama_get_logits(self._llm.ctx), shape=(n, self._llm.n_vocab())).copy()
 
 

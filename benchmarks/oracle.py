@@ -106,8 +106,8 @@ class Target:
         return request.records
 
     def finished(self, tokens: list[int], prompt: Prompt, n: int, rest: Sequence[int], rejoin: int) -> list[int]:
-        """Tokens and how the target goes on, up to n tokens; `rest`: an answer that it goes on as once `rejoin` > 0
-        tokens of both are the same."""
+        """Tokens and how the target continues them, up to n tokens; `rest`: an answer whose end is taken once `rejoin`
+        > 0 tokens of both are the same."""
         joined = 0
 
         def joins(seen: list[Record]) -> bool:
@@ -358,7 +358,7 @@ def main() -> None:
     except (PyflyError, ValueError, OSError) as error:
         raise SystemExit(str(error)) from None
     except KeyboardInterrupt:
-        raise SystemExit("stopped; the same command goes on") from None
+        raise SystemExit("Interrupted. Run the same command to resume.") from None
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import llama_cpp
 import pyfly_cpp
 from pyfly_cpp import _native
 from pyfly_cpp.machine.conditions import describe_machine
+from pyfly_cpp.machine.extra_buffers import cpu_fields
 from pyfly_cpp.models.named import embedded_model
 
 ROOT = Path(__file__).parents[1]
@@ -45,14 +46,10 @@ def generation(vendor: str, family: int, model: int) -> str | None:
 
 
 def processor(cpu: str) -> str:
-    """A name of it for people: what /proc/cpuinfo calls it, with its generation."""
+    """A name of it for people: what `describe_machine` calls it, with its generation."""
     short = " ".join(re.sub(r"\(R\)|\(TM\)|CPU|Processor|\d+-Core|@.*", " ", cpu).split())
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return short
-    found = dict(re.findall(r"^(vendor_id|cpu family|model)\s*:\s*(\S+)", text, re.MULTILINE))
-    if len(found) < 3:
+    found = cpu_fields()
+    if not {"vendor_id", "cpu family", "model"} <= found.keys():
         return short
     own = generation(found["vendor_id"], int(found["cpu family"]), int(found["model"]))
     return short if own is None else f"{short} ({own})"

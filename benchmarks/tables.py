@@ -42,7 +42,8 @@ _BLOCK = re.compile(r"(?P<begin><!-- table (?P<name>[a-z-]+) -->\n)(?P<text>.*?)
 _NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?")
 
 ISA = {
-    "avx2": "AVX2", "avxvnni": "AVX-VNNI", "avx512vnni": "AVX-512 VNNI", "amx": "AMX", "none": "no kernels of ours",
+    "avx2": "AVX2", "avxvnni": "AVX-VNNI", "avx512vnni": "AVX-512 VNNI", "amx": "AMX",
+    "dotprod": "DotProd", "i8mm": "I8MM", "none": "no kernels of ours",
 }  # fmt: skip
 FILES = {"q4_k_m": "Q4_K_M", "q8_0": "Q8_0", "f16": "F16"}
 SIZES = {"3b": "3B", "7b": "7B", "14b": "14B", "tiny": "tiny", "experts": "mixture of 32 experts (0.6B)"}
@@ -98,7 +99,7 @@ class Source(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """Of a table, or a sentence below it."""
+    """A cell of a table, or a sentence below it."""
 
     text: str
     sources: tuple[Source, ...] = ()
@@ -106,14 +107,14 @@ class Cell(NamedTuple):
 
 @dataclass
 class Table:
-    """With its cells."""
+    """A table: its head, its rows, and the sentences below it."""
 
     head: Sequence[Cell]
     rows: list[list[Cell]] = field(default_factory=list)
     notes: list[Cell] = field(default_factory=list)
 
     def cells(self) -> Iterator[Cell]:
-        """All there are."""
+        """All its cells."""
         for row in (self.head, *self.rows, self.notes):
             yield from row
 
@@ -138,7 +139,7 @@ def day(started: str) -> str:
 
 
 def read_records(folder: Path = RECORDS) -> list[Loaded]:
-    """Those of machines, in the order of their names; without those of `--quick`."""
+    """The records of machines in the order of their files' names, without those of `--quick`."""
     out = []
     for path in sorted(folder.glob("machine-*.json.gz")):
         with gzip.open(path, "rt", encoding="utf-8") as file:
@@ -149,7 +150,7 @@ def read_records(folder: Path = RECORDS) -> list[Loaded]:
 
 
 def link(record: Loaded, document: Path) -> str:
-    """To a record, from a document."""
+    """A link to a record, from a document."""
     return f"[record]({os.path.relpath(record.path, document.parent)})"
 
 

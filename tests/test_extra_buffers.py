@@ -47,7 +47,7 @@ class Machine:
         self.left_out = []
         monkeypatch.delenv(extra_buffers.VARIABLE, raising=False)
         monkeypatch.setattr(extra_buffers, "_library_has_amx", lambda: self.has_library)
-        monkeypatch.setattr(extra_buffers, "_cpu", lambda: self.cpu)
+        monkeypatch.setattr(extra_buffers, "cpu_fields", lambda: self.cpu)
         monkeypatch.setattr(_native, "leave_out", self.leave_out)
         # Where the machine is a real one, the tests are guarded already.
         plain = llama_cpp.llama_cpp._lib.llama_model_default_params
@@ -123,7 +123,7 @@ def test_this_machine_is_described():
     if not sys.platform.startswith("linux"):
         pytest.skip("AMX is looked for under Linux")
     if os.uname().machine == "x86_64":
-        assert {"sse2", "fpu"} <= set(extra_buffers._cpu()["flags"].split())
+        assert {"sse2", "fpu"} <= set(extra_buffers.cpu_fields()["flags"].split())
         assert extra_buffers.cpu_model()
 
 
@@ -131,7 +131,7 @@ def test_processors_are_named(monkeypatch):
     """Findings are kept for each."""
     arm = {"processor": "0", "CPU implementer": "0x41", "CPU part": "0xd0c"}
     for cpu, name in (({"model name": "Xeon"}, "Xeon"), (arm, "0x41 0xd0c"), ({}, "")):
-        monkeypatch.setattr(extra_buffers, "_cpu", lambda cpu=cpu: cpu)
+        monkeypatch.setattr(extra_buffers, "cpu_fields", lambda cpu=cpu: cpu)
         assert extra_buffers.cpu_model() == name
 
 

@@ -37,4 +37,9 @@ void DraftLookup::learn(int32_t slot, size_t n_guessed, size_t n_right) {
     n = n_right == n_guessed ? std::min(std::max(n, 2 * n_guessed), most) : std::max<size_t>(n_right, 1);
 }
 
+void DraftLookup::forget(int32_t slot) {
+    length(slot) = first_length;
+    lookup_.forget(slot);
+}
+
 } // namespace pyfly

@@ -28,6 +28,9 @@ class DraftLookup {
     // What came of these guesses: the first n_right <= n_guessed, n_guessed >= 1, were what the model drafted.
     void learn(int32_t slot, size_t n_guessed, size_t n_right);
 
+    // Another owner's request begins: neither tokens nor numbers of the slot's last one are kept.
+    void forget(int32_t slot);
+
   private:
     size_t & length(int32_t slot);
 

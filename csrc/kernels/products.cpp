@@ -4,9 +4,11 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "arm_features.h"
 #include "attention.h"
 #include "tile_permission.h"
+#if defined(PYFLY_DOTPROD)
+#include "arm_features.h"
+#endif
 
 namespace pyfly::kernels {
 

@@ -64,8 +64,9 @@ Example:
 
 --prove loads the model and answers 20 prompts plainly and in other ways: with each drafter, from saved states, eight at
 a time, with another number of threads. It compares all bits of the logits, also of batches of 1 to 32 tokens. Its last
-line is `exact here`, or what is not computed by our kernels and where that showed. Exit code 1 unless it is exact. It
-takes minutes for a model of 1 GB. Only --prove uses the options under `Model and machine`, except for --rpc."""
+line is `exact here`, or what is not computed by our kernels and where that showed, or that the draft or the model's MTP
+head drafted nothing. Exit code 1 unless it is exact. It takes minutes for a model of 1 GB. Only --prove uses the
+options under `Model and machine`, except for --rpc."""
 
 
 @click.command(

@@ -91,6 +91,14 @@ def _ask(plan: TrainingPlan, yes: bool) -> None:
     ask_for(what, yes)
 
 
+def _advice(plan: TrainingPlan) -> str:
+    """What to do with a head that is not worth it, if it would be used by default: it is next to its target."""
+    output, folder = plan.output.resolve(), plan.target.resolve().parent
+    if output.parent != folder:
+        return ""
+    return f": move {output.name} away from {folder}, where it would be used by default"
+
+
 def _show(plan: TrainingPlan, found: Trained) -> None:
     for kind, shares in sorted(found.by_kind.items()):
         right = " ".join(f"{share:.2f}" for share in shares)
@@ -102,10 +110,7 @@ def _show(plan: TrainingPlan, found: Trained) -> None:
             f"{speeds.with_head:.1f} with prompt lookup and the head ({share:.2f}x of the default)."
         )
         if not speeds.is_worth_it:
-            click.echo(
-                f"The head is not worth it here: move it away from {plan.target.parent}, where it would be used by "
-                "default."
-            )
+            click.echo(f"The head is not worth it here{_advice(plan)}.")
             return
     target, head = shlex.quote(str(plan.target)), shlex.quote(str(found.path))
     click.echo(f"Use it:\n  pyfly-cpp chat -m {target} --drafter lookup+eagle3 -d {head}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyfly_cpp.decoding.drafters import Eagle3, PromptLookup
 from pyfly_cpp.decoding.resolve import resolve
-from pyfly_cpp.errors import counted
+from pyfly_cpp.errors import PyflyError, counted
 from pyfly_cpp.heads.asking import ask_for_prompts, read_asked
 from pyfly_cpp.heads.plan import LEAST_TOKENS, TrainingPlan
 from pyfly_cpp.heads.state_file import read_states, write_states
@@ -94,7 +94,7 @@ def train_head(
 
     Args:
         tell: Called with a name for the work and the share done, 0..1; an exception from it stops everything.
-        log: Called with a line after each pass.
+        log: Called with a line after each pass, and with the reason if the speeds cannot be measured.
         measure: Whether the speeds with and without the head are measured at the end.
         seed: Seed of the first weights and of the order of the texts.
         **arguments: Arguments of the target's `FlyLlama` (threads, GPU layers).
@@ -145,7 +145,7 @@ def train_head(
             with resumable(checkpoint, (OSError, RuntimeError)):  # PyTorch's own of a full disk
                 fit.save(checkpoint)
     assert fit.best is not None
-    speeds = _measure(plan, data.prompts()[:N_MEASURED], tell, settings) if measure else None
+    speeds = _measure(plan, data.prompts()[:N_MEASURED], tell, log, settings) if measure else None
     return Trained(plan.output, n, fit.best.by_depth, fit.best.by_kind, speeds)
 
 
@@ -240,10 +240,25 @@ N_MEASURED = 8
 """Prompts that the speed is measured with."""
 
 
-def _measure(plan: TrainingPlan, prompts: Sequence[list[int]], tell: Tell, settings: dict[str, Any]) -> Speeds | None:
-    """The speeds behind these prompts; None if the answers are too few or too short."""
+def _measure(
+    plan: TrainingPlan,
+    prompts: Sequence[list[int]],
+    tell: Tell,
+    log: Callable[[str], None],
+    settings: dict[str, Any],
+) -> Speeds | None:
+    """The speeds behind these prompts; None if the answers are too few or too short, or if they cannot be measured,
+    of which `log` gets the reason: the head is written by then."""
     if not prompts:
         return None
+    try:
+        return _speeds(plan, prompts, tell, settings)
+    except (PyflyError, ValueError, MemoryError) as error:  # of a default drafter's file, for instance
+        log(f"the speed could not be measured: {f'{error}'.rstrip('.') or 'there is not enough memory'}")
+        return None
+
+
+def _speeds(plan: TrainingPlan, prompts: Sequence[list[int]], tell: Tell, settings: dict[str, Any]) -> Speeds | None:
     sides: tuple[Any, ...] = (
         None, resolve(plan.target, takes_heads=False), [PromptLookup(), Eagle3(plan.output)]
     )  # fmt: skip

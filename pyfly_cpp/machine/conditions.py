@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import sys
 import time
 from datetime import datetime, timezone
 from pathlib import Path
@@ -88,12 +87,8 @@ def disturbance(machine: dict[str, Any]) -> str | None:
 
 def describe_machine() -> dict[str, Any]:
     """Processor, cores, system, what other programs do, and versions. Looks at the machine for half a second."""
-    cpu = platform.processor() or platform.machine()
-    if sys.platform.startswith("linux"):
-        found = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))
-        cpu = found[1].strip() if found else cpu
     return {
-        "cpu": cpu,
+        "cpu": extra_buffers.cpu_model() or platform.processor() or platform.machine(),
         "physical_cores": physical_cores(),
         "system": f"{platform.system()} {platform.release()}",
         "used_by_others": used_by_others(),

@@ -62,7 +62,7 @@ def verdict() -> BufferVerdict:
         return BufferVerdict(wish == "1", f"{VARIABLE} is {wish}")
     if not _library_has_amx():
         return BufferVerdict(True, "llama.cpp was compiled without AMX")
-    if "amx_int8" not in _cpu().get("flags", "").split():
+    if "amx_int8" not in cpu_fields().get("flags", "").split():
         return BufferVerdict(True, "this CPU has no AMX")
     try:
         _native.leave_out("AMX")
@@ -100,7 +100,7 @@ def _library_has_amx() -> bool:
     return b"AMX_INT8 = 1" in llama_cpp.llama_print_system_info()
 
 
-def _cpu() -> dict[str, str]:
+def cpu_fields() -> dict[str, str]:
     """What Linux reports of the first CPU; elsewhere nothing: llama.cpp uses AMX under Windows too, but is not compiled
     by GCC there."""
     try:
@@ -114,5 +114,6 @@ def _cpu() -> dict[str, str]:
 def cpu_model() -> str:
     """The name of the processor, for ARM the numbers of its maker and kind, or an empty text if the system does not
     tell."""
-    cpu = _cpu()
-    return cpu.get("model name") or " ".join(cpu[name] for name in ("CPU implementer", "CPU part") if name in cpu)
+    cpu = cpu_fields()
+    numbers = (cpu[name] for name in ("CPU implementer", "CPU part") if name in cpu)
+    return cpu.get("model name", "").strip() or " ".join(numbers)

@@ -65,7 +65,7 @@ class WholeBatches:
     """The model's logits for tokens that were evaluated in batches, against the same tokens one by one."""
 
     n_most: int
-    """The largest batch that was tried; all smaller ones were, too."""
+    """Size of the largest batch. All smaller sizes were tried as well."""
     differ: tuple[int, ...]
     """Sizes of batches that gave another bit."""
     largest: float
@@ -97,6 +97,8 @@ class Way:
     seconds: float = 0.0
     left_out: str = ""
     """The reason why it was not tried; empty if it was."""
+    is_required: bool = False
+    """Whether its drafter was asked for or belongs to the model, so that it has to be tried and to draft."""
 
     @classmethod
     def compared(cls, name: str, plain: Mapping[str, Answered], answers: Mapping[str, Answered]) -> Way:
@@ -106,9 +108,11 @@ class Way:
         return cls(name, len(answers), tokens, rows)
 
     @property
-    def is_same(self) -> bool:
-        """Whether nothing that was compared differs."""
-        return not (self.other_tokens or self.other_logits)
+    def lacking(self) -> str:
+        """Why a drafter that is required shows nothing; empty if it was tried and drafted."""
+        if not self.is_required or self.n_drafted:
+            return ""
+        return f"not tried: {self.left_out}" if self.left_out else "drafted no token"
 
     @property
     def text(self) -> str:
@@ -155,8 +159,14 @@ class Proof:
 
     @property
     def is_exact(self) -> bool:
-        """Whether nothing differed, and nothing is computed that could."""
-        return not self.has_differences and not self.reasons
+        """Whether nothing differed, nothing is known to be computed that could, and every drafter that is required was
+        tried."""
+        return not (self.has_differences or self.reasons or self.lacking)
+
+    @property
+    def lacking(self) -> tuple[str, ...]:
+        """The required drafters that show nothing, each with the reason."""
+        return tuple(f"{way.name} ({way.lacking})" for way in self.ways if way.lacking)
 
     @property
     def verdict(self) -> str:
@@ -169,7 +179,12 @@ class Proof:
                 f"exact here: {counted(n, 'answer')} in {counted(len(tried), 'way')} have the bits of plain decoding, "
                 f"and batches of 1 to {self.batches.n_most} tokens those of one token{unknown}"
             )
-        if not self.reasons:
+        lacking = f"not all compared: {', '.join(self.lacking)}" if self.lacking else ""
+        if not (self.has_differences or self.reasons):
+            return lacking
+        if self.reasons is None:
+            why = "llama.cpp does not show what computes the products"
+        elif not self.reasons:
             why = "although all products are ours: please report this"
         else:
             why = f"not ours: {'; '.join(self.reasons)}"
@@ -179,7 +194,7 @@ class Proof:
         shown += f", and in batches of {ranges(self.batches.differ)} tokens" if self.batches.differ else ""
         wrong = [one.type for one in self.products if one.is_ours and one.differ]
         shown += f"; our products by {', '.join(wrong)} differ by themselves" if wrong else ""
-        return f"not always exact here, {why}; {shown}"
+        return f"not always exact here, {why}; {shown}" + (f"; {lacking}" if lacking else "")
 
     def rows(self) -> list[tuple[str, str]]:
         """What was compared and what came of it, for people."""

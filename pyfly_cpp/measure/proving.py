@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
@@ -94,6 +94,7 @@ def prove(
     max_tokens: int,
     n_threads: int,
     left_out: Mapping[str, str] = {},
+    required: Collection[str] = (),
     tell: Tell = lambda *_: None,
 ) -> Proof:
     """Compares everything with plain decoding. One model is open at a time, and closed in the end.
@@ -107,6 +108,7 @@ def prove(
         max_tokens: Longest answer, >= 2.
         n_threads: Threads of all ways but one, which takes one thread, or two if this is 1.
         left_out: Further ways that cannot be tried, with the reasons.
+        required: Ways, of both, without which the proof is not exact: they have to be tried and to draft.
 
     Raises:
         ValueError, PyflyError: the model cannot be loaded or evaluated.
@@ -129,7 +131,8 @@ def prove(
         for name, draft_max in ((f"{_N_AT_ONCE} requests", 0), (f"{_N_AT_ONCE} requests, drafts", None)):
             compared.way_of_many(batch, name, draft_max)
     n_sampled = sum(one.temperature > 0 for one in questions)
-    ways = (*compared.ways, *(Way(name, left_out=why) for name, why in left_out.items()))
+    tried = (*compared.ways, *(Way(name, left_out=why) for name, why in left_out.items()))
+    ways = tuple(replace(way, is_required=way.name in required) for way in tried)
     seconds = round(time.monotonic() - begun, 1)
     return Proof(len(questions), max_tokens, n_sampled, products, batches, ways, reasons, seconds)
 

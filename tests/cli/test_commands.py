@@ -462,7 +462,7 @@ def broken_amx(monkeypatch):
 
     monkeypatch.delenv(extra_buffers.VARIABLE, raising=False)
     monkeypatch.setattr(extra_buffers, "_library_has_amx", lambda: True)
-    monkeypatch.setattr(extra_buffers, "_cpu", lambda: {"model name": "Xeon", "flags": "amx_int8"})
+    monkeypatch.setattr(extra_buffers, "cpu_fields", lambda: {"model name": "Xeon", "flags": "amx_int8"})
     monkeypatch.setattr(_native, "leave_out", refuse)
     forget()
     yield

@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+from types import SimpleNamespace
 
 import pytest
 
 from cli.conftest import TARGET
+from pyfly_cpp.cli.heads_command import _show
 from pyfly_cpp.heads.texts import Text
+from pyfly_cpp.heads.training import Speeds, Trained
 
 TOKENS = ("--tokens", 2000)
 
@@ -26,6 +29,16 @@ def test_nothing_is_written_unasked(run, tmp_path):
     result = run("heads", "train", TARGET, "-o", tmp_path / "out" / "head.gguf", *TOKENS)
     assert result.code == 2 and "allow it with --yes" in result.err and "2000 tokens" in result.err
     assert os.listdir(tmp_path / "out") == []
+
+
+def test_a_head_that_is_not_worth_it_is_moved_only_from_where_it_is_used(capsys, tmp_path):
+    speeds = Speeds(plain=1.0, without_head=2.0, with_head=1.5)
+    for folder, is_used in ((tmp_path, True), (tmp_path / "x" / "..", True), (tmp_path / "heads", False)):
+        (tmp_path / "x").mkdir(exist_ok=True)
+        plan = SimpleNamespace(target=tmp_path / "target.gguf", output=folder / "head.gguf")
+        _show(plan, Trained(plan.output, 1, (0.5,), {}, speeds))
+        last = capsys.readouterr().out.splitlines()[-1]
+        assert ("head.gguf" in last and str(tmp_path) in last) == is_used and "not worth it" in last
 
 
 @pytest.mark.slow

@@ -58,12 +58,24 @@ void test_a_text_that_is_taken_back_is_forgotten() {
     assert((lookup.guess(0, text, 2) == Tokens{9, 9}));
 }
 
+void test_a_request_of_another_owner_begins_anew() {
+    DraftLookup lookup;
+    lookup.learn(0, 2, 2);
+    lookup.learn(1, 2, 2);
+    lookup.forget(0);
+    lookup.forget(7); // had none yet
+    assert(lookup.guess(0, repeating(), 16).size() == 2 && lookup.guess(1, repeating(), 16).size() == 4);
+    lookup.forget(0);
+    assert((lookup.guess(0, repeating(), 2) == Tokens{3, 4}));
+}
+
 } // namespace
 
 int main() {
     test_what_followed_the_last_two_tokens_is_guessed();
     test_the_number_follows_the_outcome_of_each_request();
     test_a_text_that_is_taken_back_is_forgotten();
+    test_a_request_of_another_owner_begins_anew();
     std::printf("draft lookup: ok\n");
     return 0;
 }

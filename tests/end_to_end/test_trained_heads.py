@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from gguf_edit import edit_gguf, other_token
 
-from pyfly_cpp import Eagle3, FlyLlama
+from pyfly_cpp import DraftModel, Eagle3, FlyLlama
 from pyfly_cpp.decoding.companions import companions
 from pyfly_cpp.errors import IncompatibleDraftError, NotFiniteError
 from pyfly_cpp.heads import built_in_prompts as prompt_parts
@@ -498,6 +498,15 @@ def test_a_target_writes_its_own_texts_and_a_killed_training_is_planned_again(
     (tmp_path / "mine.gguf").write_text("of another kind", encoding="utf-8")
     with pytest.raises(OutputError, match=r"mine\.gguf exists"):
         plan_head(tiny_target, tmp_path / "mine.gguf", **options)
+
+
+def test_a_default_drafter_that_cannot_be_opened_does_not_end_a_training(tiny_target, tmp_path, monkeypatch):
+    from pyfly_cpp.heads import training
+
+    said, plan = [], SimpleNamespace(target=tiny_target, output=tmp_path / "head.gguf")
+    monkeypatch.setattr(training, "resolve", lambda *_, **__: DraftModel(tmp_path / "none.gguf"))
+    assert training._measure(plan, [[1, 2, 3]], lambda *_: None, said.append, {"verbose": False, **ONE}) is None
+    assert len(said) == 1 and "none.gguf" in said[0]
 
 
 def test_what_is_wrong_is_said_before_any_work(torch, tiny_target, tiny_draft, texts, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html.parser
 import json
 import platform
+from dataclasses import replace
 
 import llama_cpp
 import numpy as np
@@ -26,7 +27,7 @@ PROMPTS = {
 }
 
 
-def proof_of(path, prompts=PROMPTS, max_tokens=8, drafters=None, **options):
+def proof_of(path, prompts=PROMPTS, max_tokens=8, drafters=None, left_out=None, required=(), **options):
     opened = []
 
     def load(kind, *more, **arguments):
@@ -37,7 +38,8 @@ def proof_of(path, prompts=PROMPTS, max_tokens=8, drafters=None, **options):
 
     lookup = PromptLookup()
     drafters = {"lookup": lookup, **(drafters or {})}
-    return prove(load, prompts, drafters, first=lookup, max_tokens=max_tokens, n_threads=1)
+    more = {"left_out": left_out or {}, "required": required}
+    return prove(load, prompts, drafters, first=lookup, max_tokens=max_tokens, n_threads=1, **more)
 
 
 # ---- The verdict -----------------------------------------------------------------------------------------------------
@@ -59,8 +61,8 @@ def made(**changes):
 def test_answers_are_compared_by_tokens_and_by_all_bits():
     plain = {"a": answered(1, 2, 3), "b": answered(4, 5, 6), "c": answered(7, 8)}
     way = Way.compared("w", plain, {"a": answered(1, 2, 3), "b": answered(4, 9, 6), "c": answered(7, 8, rows=b"xy")})
-    assert (way.n, way.other_tokens, way.other_logits, way.is_same) == (3, ("b",), ("c",), False)
-    assert Way.compared("w", plain, plain).is_same
+    assert (way.n, way.other_tokens, way.other_logits) == (3, ("b",), ("c",))
+    assert Way.compared("w", plain, plain) == Way("w", 3)
     assert Way.compared("w", plain, {**plain, "a": answered(1, 2)}).other_tokens == ("a",)
 
 
@@ -87,6 +89,21 @@ def test_exact_is_what_has_no_difference():
         proof = made(**changes)
         assert proof.is_exact and proof.verdict.startswith("exact here")
     assert "does not show" in made(reasons=None).verdict
+
+
+def test_a_difference_is_no_error_of_ours_where_it_is_not_known_what_computes():
+    proof = made(reasons=None, products=(), batches=WholeBatches(32, (2,), 0.5))
+    assert not proof.is_exact and "does not show" in proof.verdict and "ours" not in proof.verdict
+
+
+def test_a_required_drafter_has_to_draft():
+    for way in (Way("mine", left_out="no file"), Way("mine", 2)):
+        assert made(ways=(way,)).is_exact
+        for reasons in ((), None, ("a LoRA adapter is loaded",)):
+            proof = made(ways=(Way("lookup", 2), replace(way, is_required=True)), reasons=reasons)
+            assert not proof.is_exact and "mine (" in proof.verdict and way.left_out in proof.verdict
+            assert ("not always" in proof.verdict) == bool(reasons)
+    assert made(ways=(Way("mine", 2, n_drafted=1, is_required=True),)).is_exact
 
 
 def test_a_difference_is_counted_once_for_each_answer():
@@ -140,6 +157,13 @@ def test_the_tiny_model_is_exact(every_type, tiny_target, tiny_draft):
         assert 0 < by_name[name].n_accepted < by_name[name].n_drafted, name
     assert proof.n_sampled == 1 and proof.batches.n_most == 32
     assert [(one.type, one.is_ours, one.differ) for one in proof.products] == [("f16", True, ())]
+
+
+def test_a_required_drafter_that_cannot_be_opened_is_named(tiny_target):
+    given = {"drafters": {"none": DraftModel("none.gguf")}, "left_out": {"other": "unfit"}}
+    proof = proof_of(tiny_target, dict(list(PROMPTS.items())[:2]), 2, required=("none", "other"), **given)
+    assert not proof.is_exact and "none (" in proof.verdict and "other (" in proof.verdict
+    assert {way.name for way in proof.ways if way.is_required} == {"none", "other"}
 
 
 @needs_kernels

@@ -82,6 +82,13 @@ void DraftModel::warm_up() {
     memories_.clear(0);
 }
 
+void DraftModel::forget(int32_t slot) {
+    memories_.clear(slot);
+    if (lookup_) {
+        lookup_->forget(slot);
+    }
+}
+
 // Tokens that are to come behind what its memory holds.
 size_t DraftModel::n_new(const Job & job) const {
     return job.history.size() - memories_.end(job.slot) + job.n_more;
@@ -152,7 +159,10 @@ void DraftModel::propose(const std::vector<DraftRequest> & requests) {
         const size_t n_max = std::min(static_cast<size_t>(request.n_max), n_ctx_of_all_ / 4);
         // The last is not evaluated.
         jobs.push_back({request.slot, *request.history, n_max - 1, request.out, request.wants_rows, request.draw,
-                        request.stop, lookup_ && !request.is_made_up, *request.history});
+                        request.stop, lookup_ && !request.is_made_up});
+        if (jobs.back().may_guess) {
+            jobs.back().text = *request.history;
+        }
     }
     until_none_is_left([&] { return catch_up(jobs); });
     try {
@@ -189,7 +199,10 @@ void DraftModel::draft(std::vector<Job> & jobs) {
 // What its memory does not hold, and guesses behind it. Every row gives a token, so there is one guess less than tokens
 // are wanted.
 void DraftModel::set_next(Job & job) {
-    job.next.assign(job.text.begin() + static_cast<std::ptrdiff_t>(memories_.end(job.slot)), job.text.end());
+    const std::vector<int32_t> & drafted = job.out->tokens;
+    const size_t begin = memories_.end(job.slot), n_history = job.history.size(), n_of_it = std::min(begin, n_history);
+    job.next.assign(job.history.begin() + static_cast<std::ptrdiff_t>(n_of_it), job.history.end());
+    job.next.insert(job.next.end(), drafted.begin() + static_cast<std::ptrdiff_t>(begin - n_of_it), drafted.end());
     if (!job.may_guess) {
         return;
     }
@@ -212,8 +225,11 @@ void DraftModel::check(Job & job, size_t span) {
         if (job.out->tokens.size() == n_before) {
             break;
         }
-        job.text.push_back(job.out->tokens.back());
-        if (i + 1 == job.next.size() || job.next[i + 1] != job.text.back()) {
+        const int32_t token = job.out->tokens.back();
+        if (job.may_guess) {
+            job.text.push_back(token);
+        }
+        if (i + 1 == job.next.size() || job.next[i + 1] != token) {
             break;
         }
         n_right++;

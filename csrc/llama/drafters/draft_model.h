@@ -35,7 +35,7 @@ class DraftModel : public Drafter {
     int32_t n_slots() const override { return memories_.n(); }
     size_t prepare(int32_t slot, const std::vector<int32_t> & history, size_t n_most) override;
     size_t n_behind(int32_t slot, const std::vector<int32_t> & history) const override;
-    void forget(int32_t slot) override { memories_.clear(slot); }
+    void forget(int32_t slot) override;
     void share(int32_t from, int32_t to, const std::vector<int32_t> & history) override {
         memories_.share(from, to, history.data(), history.size() - 1);
     }
@@ -57,8 +57,8 @@ class DraftModel : public Drafter {
         DrawDraft draw = {};
         DraftStop stop = {};
         bool may_guess = false;
-        std::vector<int32_t> text = {}; // history and draft
-        std::vector<int32_t> next = {}; // tokens to be evaluated: of the text, then n_guessed guesses
+        std::vector<int32_t> text = {}; // history and draft, of one that may guess
+        std::vector<int32_t> next = {}; // tokens to be evaluated: of history and draft, then n_guessed guesses
         size_t n_guessed = 0;
         bool is_done = false;
     };

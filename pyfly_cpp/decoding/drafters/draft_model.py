@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from pyfly_cpp import _native
@@ -123,4 +123,4 @@ class MultiLevel(DraftModel):
     options: ClassVar[tuple[AnyOption, ...]] = tuple(
         option for option in DraftModel.options if option.field != "lookup"
     )
-    lookup: bool = True
+    lookup: bool = field(default=True, init=False)

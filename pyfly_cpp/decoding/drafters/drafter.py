@@ -11,8 +11,8 @@ from pyfly_cpp import _native
 
 
 def field_names(kind: type) -> tuple[str, ...]:
-    """The names of a dataclass's fields."""
-    return tuple(field.name for field in fields(kind))
+    """The names of the fields that a dataclass is made with."""
+    return tuple(field.name for field in fields(kind) if field.init)
 
 
 class Option(NamedTuple):
