@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 from common import markdown, print_machine, spread
-from serving import add_arguments, collect, llama_server, mixed_texts
+from over_http import add_arguments, collect, llama_server, mixed_texts
 
 from pyfly_cpp import DraftModel, FlyBatch, FlyLlama, PromptLookup
 from pyfly_cpp.measure.generator import Generator

@@ -27,7 +27,7 @@ from typing import Any
 
 import httpx
 from common import add_record, markdown, print_machine, record
-from serving import free_port, running
+from over_http import free_port, running
 
 from pyfly_cpp import FlyBatch, FlyLlama
 
