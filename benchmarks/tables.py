@@ -235,11 +235,13 @@ def speed(records: Sequence[Loaded], document: Path) -> Table:
     ]
     found = [one for one in found if one[2]]
     table = Table([*words("you ask for"), *(Cell(f"{one[0].title}, temperature {one[1]}", one[3]) for one in found)])
-    columns = [by_group(by_kind(rows, "auto")) for _, _, rows, _ in found]
+    by_kinds = [by_kind(rows, "auto") for _, _, rows, _ in found]
+    columns = [by_group(kinds) for kinds in by_kinds]
     for group in GROUPS:
-        if found and any(group in column for column in columns):
+        own = [kind for kind in GROUPS[group] if any(kind in kinds for kinds in by_kinds)]
+        if own:
             table.rows.append([
-                Cell(group if len(GROUPS[group]) == 1 else f"{group} ({', '.join(GROUPS[group])})"),
+                Cell(group if len(GROUPS[group]) == 1 else f"{group} ({', '.join(own)})"),
                 *(Cell(times(column[group]) if group in column else "", one[3]) for column, one in zip(columns, found)),
             ])  # fmt: skip
     for record, temperature, rows, sources in found:
