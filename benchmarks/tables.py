@@ -164,6 +164,13 @@ def answered(record: Loaded, file: str, temperature: str) -> tuple[list[Row], tu
     return [row for name in there for row in record.step(name)], tuple(Source(record, name) for name in there)
 
 
+def of_step(records: Sequence[Loaded], step: str) -> Iterator[tuple[Loaded, Any, tuple[Source, ...]]]:
+    """The records that have a step, what it measured, and where that comes from."""
+    for record in records:
+        if (found := record.step(step)) is not None:
+            yield record, found, (Source(record, step),)
+
+
 def by_group(kinds: Mapping[str, float]) -> dict[str, float]:
     """Geometric means over the kinds of each group that are there."""
     found = {group: [kinds[kind] for kind in own if kind in kinds] for group, own in GROUPS.items()}
@@ -294,10 +301,7 @@ def stock_lookup(records: Sequence[Loaded], document: Path) -> Table:
         "auto": "pyfly-cpp as shipped",
     }
     table = Table(words("kind of prompt", "processor", *sides.values()))
-    for record in records:
-        rows, source = record.step("stock lookup q4_k_m"), (Source(record, "stock lookup q4_k_m"),)
-        if rows is None:
-            continue
+    for record, rows, source in of_step(records, "stock lookup q4_k_m"):
         means = {side: by_kind(rows, side) for side in sides}
         for kind in means["auto"]:
             ratios = [Cell(times(means[side][kind]) if kind in means[side] else "", source) for side in sides]
@@ -309,10 +313,7 @@ def stock_lookup(records: Sequence[Loaded], document: Path) -> Table:
 def long_documents(records: Sequence[Loaded], document: Path) -> Table:
     """Seconds to the first token of a summary of 8,000 tokens, and the speed then."""
     table = Table(words("processor", "", "first token", "tokens/s after it", "as shipped / plain"))
-    for record in records:
-        rows, source = record.step("long documents q4_k_m"), (Source(record, "long documents q4_k_m"),)
-        if rows is None:
-            continue
+    for record, rows, source in of_step(records, "long documents q4_k_m"):
         stock, ours = (answers_of(rows, name) for name in ("llama.cpp", "auto"))
         for name, answers in (("plain `llama_cpp.Llama`", stock), ("pyfly-cpp as shipped", ours)):
             gain = median(ratio(ours, stock, "speed")) if answers is ours else None
@@ -328,10 +329,7 @@ def long_documents(records: Sequence[Loaded], document: Path) -> Table:
 def requests(records: Sequence[Loaded], document: Path) -> Table:
     """Several at a time."""
     table = Table(words("processor", "requests", "tokens/s", "x one request", "with prompt lookup, x without"))
-    for record in records:
-        rows, source = record.step("requests q4_k_m"), (Source(record, "requests q4_k_m"),)
-        if rows is None:
-            continue
+    for record, rows, source in of_step(records, "requests q4_k_m"):
         wall = {(row["way"], row["n"]): row["wall"] for row in rows}
         sizes = sorted({row["n"] for row in rows})
         for n in sizes:
@@ -345,10 +343,7 @@ def requests(records: Sequence[Loaded], document: Path) -> Table:
 def server(records: Sequence[Loaded], document: Path) -> Table:
     """One client of each server."""
     table = Table(words("processor", "server", "tokens/s", "x llama.cpp's"))
-    for record in records:
-        rows, source = record.step("server q4_k_m"), (Source(record, "server q4_k_m"),)
-        if rows is None:
-            continue
+    for record, rows, source in of_step(records, "server q4_k_m"):
         rates = {
             way: median(row["rate"] for row in rows if row["way"] == way)
             for way in dict.fromkeys(r["way"] for r in rows)
@@ -450,10 +445,7 @@ def costs_long(records: Sequence[Loaded], document: Path) -> Table:
 def loads(records: Sequence[Loaded], document: Path) -> Table:
     """Loading and memory."""
     table = Table(words("side", "processor", "seconds", "of llama.cpp's", "memory after loading", "at most"))
-    for record in records:
-        measured, source = record.step("loading"), (Source(record, "loading"),)
-        if measured is None:
-            continue
+    for record, measured, source in of_step(records, "loading"):
         for i, ((choice, is_mapped), own) in enumerate(zip(measured["sides"], measured["loads"])):
             base = measured["loads"][i - i % 2]
             slower = median(mine["seconds"] / stock["seconds"] for mine, stock in zip(own, base))
