@@ -8,6 +8,7 @@ load, and sizes. Each other line is a method of `Evaluator` with its arguments.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import sys
 import time
@@ -20,6 +21,7 @@ import llama_cpp
 import numpy as np
 
 from pyfly_cpp import FlyLlama
+from pyfly_cpp.measure.proving import compare_with_alone
 
 MOST_BATCH = 512
 """Tokens of a batch; longer beginnings are read in several."""
@@ -68,15 +70,15 @@ class Evaluator:
 
     def difference(self, n: int) -> float:
         """The most by which logits of n tokens differ, evaluated alone and in batches of 2 to n."""
-        tokens, alone = self._tokens[self._n_read : self._n_read + n], []
-        for i, token in enumerate(tokens):
-            self._evaluate([token], self._n_read + i)
-            alone.append(self._logits(1)[0])
-        worst = 0.0
-        for size in range(2, n + 1):
-            self._evaluate(tokens[:size], self._n_read)
-            worst = max(worst, float(np.abs(self._logits(size) - np.array(alone[:size])).max()))
-        return worst
+
+        def evaluate(sizes: Sequence[int]) -> np.ndarray:
+            rows = []
+            for begin, size in zip(itertools.accumulate(sizes, initial=self._n_read), sizes):
+                self._evaluate(self._tokens[begin : begin + size], begin)
+                rows.append(self._logits(size))
+            return np.concatenate(rows)
+
+        return compare_with_alone(evaluate, n).largest
 
     def changes(self, n: int, repeats: int) -> list[float]:
         """Median seconds of a batch of n tokens behind one of its size, of one behind a batch of one token, and of

@@ -159,6 +159,25 @@ def _products(llm: FlyLlama, n_threads: int) -> tuple[tuple[TypeProducts, ...], 
     ), reasons  # fmt: skip
 
 
+def compare_with_alone(
+    evaluate: Callable[[Sequence[int]], npt.NDArray[np.single]], n_most: int, tell: Tell = lambda *_: None
+) -> WholeBatches:
+    """Compares the logits of tokens alone with those of the same tokens in batches of 1 to n_most.
+
+    Args:
+        evaluate: Evaluates batches of these sizes, the first ones of the same n_most tokens behind the same beginning.
+            Returns the logits of their tokens, [sum of sizes][vocabulary].
+    """
+    alone, differ, largest = evaluate([1] * n_most), [], 0.0
+    for n in range(1, n_most + 1):
+        tell("batches", n, n_most)
+        together = evaluate([n])
+        if not np.array_equal(together.view(np.uint32), alone[:n].view(np.uint32)):
+            differ.append(n)
+            largest = max(largest, float(np.nanmax(np.abs(together - alone[:n]))))
+    return WholeBatches(n_most, tuple(differ), largest)
+
+
 def compare_batches(llm: FlyLlama, tokens: Sequence[int], tell: Tell = lambda *_: None) -> WholeBatches:
     """Evaluates tokens one by one and in batches of 1 to 32, always behind the same ones. The sequence is empty
     afterwards. Raises NativeError if llama.cpp cannot evaluate them."""
@@ -167,7 +186,7 @@ def compare_batches(llm: FlyLlama, tokens: Sequence[int], tell: Tell = lambda *_
     memory = llama_cpp.llama_get_memory(llm.ctx)
     batch = llama_cpp.llama_batch_init(_N_BEHIND + n_most, 0, 1)
 
-    def rows(begin: int, end: int) -> npt.NDArray[np.uint32]:
+    def rows(begin: int, end: int) -> npt.NDArray[np.single]:
         batch.n_tokens = end - begin
         for i, position in enumerate(range(begin, end)):
             batch.token[i], batch.pos[i], batch.logits[i] = text[position], position, 1
@@ -176,10 +195,9 @@ def compare_batches(llm: FlyLlama, tokens: Sequence[int], tell: Tell = lambda *_
             raise NativeError(f"llama.cpp could not evaluate a batch of {end - begin} tokens.")
         shape = (end - begin, llm.n_vocab())
         logits: npt.NDArray[np.single] = np.ctypeslib.as_array(llama_cpp.llama_get_logits(llm.ctx), shape=shape)
-        bits: npt.NDArray[np.uint32] = logits.copy().view(np.uint32)
-        return bits
+        return np.array(logits, np.single)  # a copy: the next batch overwrites them
 
-    def behind(sizes: Sequence[int]) -> npt.NDArray[np.uint32]:
+    def behind(sizes: Sequence[int]) -> npt.NDArray[np.single]:
         llama_cpp.llama_memory_clear(memory, True)
         for position in range(0, _N_BEHIND, llm.n_batch):
             rows(position, min(position + llm.n_batch, _N_BEHIND))
@@ -187,19 +205,11 @@ def compare_batches(llm: FlyLlama, tokens: Sequence[int], tell: Tell = lambda *_
         return np.concatenate([rows(*span) for span in zip(ends, ends[1:])])
 
     try:
-        alone, differ, largest = behind([1] * n_most), [], 0.0
-        for n in range(1, n_most + 1):
-            tell("batches", n, n_most)
-            together = behind([n])
-            if not np.array_equal(together, alone[:n]):
-                differ.append(n)
-                off = np.abs(together.view(np.float32) - alone[:n].view(np.float32))
-                largest = max(largest, float(np.nanmax(off)))
+        return compare_with_alone(behind, n_most, tell)
     finally:
         llama_cpp.llama_batch_free(batch)
         llama_cpp.llama_memory_clear(memory, True)
         llm.reset()
-    return WholeBatches(n_most, tuple(differ), largest)
 
 
 # ---- Answers ---------------------------------------------------------------------------------------------------------
