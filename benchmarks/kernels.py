@@ -196,7 +196,7 @@ def print_changes(path: str, name: str, given: argparse.Namespace) -> None:
 
 
 def print_costs(costs: Costs, name: str, speeds: dict[str, float]) -> None:
-    """A table, and what is known beside it."""
+    """A table, and below it the roofline and the differences."""
     loads = " and ".join(f"{about['seconds_to_load']:.1f}" for about in costs["about"])
     print(f"\n{name}, {costs['cache']} cache, behind {costs['behind']} tokens; loaded in {loads} s\n")
     print(table(costs))

@@ -331,7 +331,7 @@ def main() -> None:
     parser.add_argument("--part", choices=("gsm8k", "commonsenseqa"), default="gsm8k")
     parser.add_argument("--limit", type=int, default=30, help="items (default 30)")
     parser.add_argument("--k", type=int, default=8, help="tokens drafted in a step (default 8)")
-    parser.add_argument("--parallel", type=int, default=4, help="items at once (default 4)")
+    parser.add_argument("--parallel", type=int, default=4, help="items at a time (default 4)")
     parser.add_argument(
         "--rejoin", type=int, default=24, help="tokens after which a copy is as the answer (default 24)"
     )

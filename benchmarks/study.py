@@ -294,7 +294,7 @@ def record(args: argparse.Namespace) -> None:
     is_decided = args.race is None
     for part, begin, some in chunks(items, 10 if args.parallel == 1 else 4 * args.parallel):
         if time.monotonic() > ends:
-            print("the time is up; the same command goes on", file=sys.stderr)
+            print("The time is up. Run the same command to resume.", file=sys.stderr)
             break
         if not is_decided and begin > 0 and len({line["item"] for line in lines}) >= args.race:
             is_decided, racing = True, in_the_race(lines, racing)
@@ -577,7 +577,7 @@ def main() -> None:
     except (PyflyError, ValueError, OSError) as error:
         raise SystemExit(str(error)) from None
     except KeyboardInterrupt:
-        raise SystemExit("stopped; the same command goes on") from None
+        raise SystemExit("Interrupted. Run the same command to resume.") from None
 
 
 if __name__ == "__main__":

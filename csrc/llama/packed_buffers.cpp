@@ -239,8 +239,7 @@ class PackedTraits : public TensorTraits {
 
     // Each token goes to the experts that op->src[2] names for it: [n_used, n_tokens] int32. The work memory holds
     // where each expert's rows begin, [n_experts + 1]; the experts that have rows, [n_experts]; the rows by expert,
-    // [n], row r being token r / n_used and its expert r % n_used; and their
-    // runs of strips.
+    // [n], row r being token r / n_used and its expert r % n_used; and their runs of strips.
     static void multiply_experts(const ComputeParams & params, ggml_tensor * op) {
         const ggml_tensor *weights = op->src[0], *x = op->src[1], *ids = op->src[2];
         const size_t n_in = static_cast<size_t>(weights->ne[0]), n_experts = static_cast<size_t>(weights->ne[2]);

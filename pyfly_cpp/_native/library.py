@@ -60,7 +60,7 @@ def require_headers(compiled: str, package: Path) -> None:
     if installed not in (None, compiled):
         raise VersionMismatchError(
             "the installed llama-cpp-python has the release that pyfly-cpp was compiled against, but other headers "
-            f"({folder}/llama.h or those beside it); if another package has overwritten them, reinstall "
+            f"({folder}/llama.h or others in its folder); if another package has overwritten them, reinstall "
             f"llama-cpp-python; if it is another build, {_rebuild()}"
         )
 

@@ -15,7 +15,7 @@ from pyfly_cpp.cli import if_interrupted, in_options
 from pyfly_cpp.cli.loading import Models
 from pyfly_cpp.cli.terminal import Bar, note, write_sentences
 from pyfly_cpp.decoding.drafters import DRAFTERS, MTP, CrossVocabulary, DraftModel, OwnDrafter, PromptLookup
-from pyfly_cpp.decoding.resolve import drafter_of_file, has_mtp_head
+from pyfly_cpp.decoding.resolve import N_CTX_OF_DEMO, drafter_of_file, has_mtp_head
 from pyfly_cpp.errors import PyflyError
 from pyfly_cpp.heads.built_in_prompts import built_in
 from pyfly_cpp.machine.conditions import describe_machine, describe_model, used_by_others
@@ -28,7 +28,6 @@ from pyfly_cpp.models.metadata import open_metadata
 from pyfly_cpp.models.named import embedded_model
 
 N_PROMPTS = 20
-_N_CTX_OF_DEMO = 2048
 _FORMATS = (".html", ".json")
 
 
@@ -105,7 +104,7 @@ def _drafter_of_demo(model: Path, demo: Path) -> OwnDrafter:
             kind = DRAFTERS[_native.companion_word(target, os.fspath(demo))]
     except (ValueError, PyflyError):
         kind = CrossVocabulary
-    return kind.make(demo, n_ctx=_N_CTX_OF_DEMO) if issubclass(kind, (CrossVocabulary, DraftModel)) else kind.make(demo)
+    return kind.make(demo, n_ctx=N_CTX_OF_DEMO) if issubclass(kind, (CrossVocabulary, DraftModel)) else kind.make(demo)
 
 
 def show(proof: Proof) -> None:

@@ -48,7 +48,8 @@ MOST_SHARE_OF_DEMO = 0.15
 """Largest share of the model's bytes at which the demo model drafts as well as prompt lookup. Both are 1.17 times
 as fast as lookup alone at a share of 0.09, and no faster at 0.18 (docs/design/governor.md)."""
 
-_N_CTX_OF_DEMO = 2048  # tokens of each request that it sees; its cache takes 47 MB for them
+N_CTX_OF_DEMO = 2048
+"""Tokens of each request that the demo model sees as a drafter; its cache takes 47 MB for them."""
 
 
 @dataclass(frozen=True)
@@ -243,7 +244,7 @@ def _demo_draft(model: str | os.PathLike[str], options: Mapping[str, Any]) -> Cr
     free = available()
     if size > MOST_SHARE_OF_DEMO * n_target or (free is not None and n_target + 3 * size > free):
         return None
-    return CrossVocabulary.make(demo, **{"n_ctx": _N_CTX_OF_DEMO, **CrossVocabulary.fields_of(options)})
+    return CrossVocabulary.make(demo, **{"n_ctx": N_CTX_OF_DEMO, **CrossVocabulary.fields_of(options)})
 
 
 def _of_said_word(word: str, draft: Drafter | str | os.PathLike[str] | None, options: Mapping[str, Any]) -> Resolved:
