@@ -27,11 +27,10 @@ NOT_RUN = {
     "CONTRIBUTING.md": 4,  # installs; a browser
     "models/README.md": 1,  # fetches models
     "docs/harness.md": 1,  # lm_eval
-    "docs/installing.md": 6,  # installs, compiles, removes
+    "docs/installing.md": 7,  # installs, compiles, removes
     "docs/heads.md": 1,  # llama.cpp's converter
     "docs/training-heads.md": 1,  # hours
     "docs/rpc.md": 2,  # needs RPC
-    "docs/rpc-installing.md": 2,  # compiles
     "docs/serving.md": 1,  # installs
     "docs/deploying.md": 1,  # docker
     "docs/design/serving.md": 1,  # installs
