@@ -1,4 +1,4 @@
-"""The examples of docs/serving.md and docs/embeddings.md, asked of a server."""
+"""The examples of docs/serving.md, asked of a server."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 from documents import ROOT, blocks
 from serving import running
 
-SERVING, EMBEDDINGS = ROOT / "docs" / "serving.md", ROOT / "docs" / "embeddings.md"
+SERVING = ROOT / "docs" / "serving.md"
 PORT = "127.0.0.1:8080"
 
 
 def test_python(batch):
     pytest.importorskip("openai")
-    examples = [block for path in (SERVING, EMBEDDINGS) for block in blocks(path, "python") if block.marker == "server"]
+    examples = [block for block in blocks(SERVING, "python") if block.marker == "server"]
     names = {}
     with running(batch, embeddings=True) as server:
         for block in examples:
