@@ -28,7 +28,7 @@ class BatchLlama(DraftingLlama):
 
     The requests share one cache. One may hold n_ctx tokens and no more, so that its limit does not depend
     on the others. Unless flash_attn is set, llama.cpp uses flash attention if the backend has it: without it
-    each row goes through the cells of all requests (benchmarks/README.md).
+    each row goes through the cells of all requests (benchmarks/results/throughput.md).
     """
 
     _public_name = "FlyBatch"

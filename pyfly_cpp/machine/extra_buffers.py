@@ -1,8 +1,8 @@
 """Whether llama.cpp's extra buffer types can be used: the weights it repacks for the CPU's own instructions.
 
 The one for Intel's AMX is left out of what models of this process are offered, as our kernels (`kernels.py`) are
-faster: 1.4 to 1.9 times with up to 16 tokens, 1.3 times with 512 (benchmarks/README.md). And in a llama.cpp compiled by
-a GCC with bug 114098, such as Debian 12's 12.2, it ends the process: the compiler drops stores to the tile
+faster: 1.4 to 1.9 times with up to 16 tokens, 1.3 times with 512 (benchmarks/results/kernels.md). And in a llama.cpp
+compiled by a GCC with bug 114098, such as Debian 12's 12.2, it ends the process: the compiler drops stores to the tile
 configuration. If llama.cpp's list cannot be changed, models are loaded with `llama_model_params.use_extra_bufts =
 False`, which leaves out all of them.
 """

@@ -46,7 +46,7 @@ double zen4(int32_t n) {
     return n == 1 ? 780.0 : 1050.0 + 100.0 * n + (n > 4 ? 15.0 * (n - 4) : 0.0);
 }
 
-// Our kernels, Q4_K_M of 1.5 billion parameters on two cores (benchmarks/README.md): with AVX-512, and with AVX2 alone.
+// Kernels of ours, Q4_K_M of 1.5 billion parameters on two cores: measured with AVX-512, and with AVX2 alone.
 double between(const std::vector<std::pair<int32_t, double>> & measured, int32_t n) {
     auto next = measured.begin();
     while (next + 1 != measured.end() && next->first < n) {
