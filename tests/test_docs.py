@@ -17,7 +17,6 @@ from documents import DOCUMENTS, ROOT, all_blocks, fill, name
 import pyfly_cpp
 from pyfly_cpp.decoding import drafters, gates
 from pyfly_cpp.engine import stats
-from pyfly_cpp.models.pairs import PAIRS
 
 LANGUAGES = {"python": ("", "server", "not-run"), "bash": ("", "not-run"), "text": ("",), "ini": ("",), "yaml": ("",),
              "dockerfile": ("",)}  # fmt: skip
@@ -26,9 +25,9 @@ NOT_RUN = {
     "README.md": 1,  # installs, compiles
     "CONTRIBUTING.md": 4,  # installs; a browser
     "models/README.md": 1,  # fetches models
-    "docs/harness.md": 1,  # lm_eval
     "docs/installing.md": 7,  # installs, compiles, removes
-    "docs/heads.md": 1,  # llama.cpp's converter
+    "docs/drafters.md": 1,  # llama.cpp's converter
+    "docs/measuring.md": 1,  # lm_eval
     "docs/training-heads.md": 1,  # hours
     "docs/rpc.md": 2,  # needs RPC
     "docs/serving.md": 2,  # installs; docker
@@ -106,14 +105,6 @@ def test_python_that_is_not_run_names_what_exists(block):
         kinds = namespace[call.func.id].__mro__[:-1]
         known = {name for kind in kinds for name in inspect.signature(kind.__init__).parameters}
         assert {keyword.arg for keyword in call.keywords} <= known, ast.unparse(call)
-
-
-def test_pairs_of_the_documents_are_those_of_the_program():
-    page = (ROOT / "docs" / "pairs.md").read_text(encoding="utf-8")
-    for pair in PAIRS:
-        row = f"`{pair.draft}` | {pair.size / 1e6:.0f} MB | {pair.licence} |" if pair.draft else pair.family
-        assert row in page, row
-    assert page.count("`hf:") == sum((pair.draft or "").startswith("hf:") for pair in PAIRS)
 
 
 def test_messages_that_troubleshooting_quotes_are_those_of_the_program():

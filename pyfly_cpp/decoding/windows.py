@@ -44,7 +44,8 @@ class Window:
     rule: str = "agree"
     """`"agree"` (FLy paper, Eq. 8-9): the next W positions are all drafted and all match. `"reconverge"`: one drafted
     position among the next W matches; before a step without a draft, undecided mismatches are rejected. Agree suits
-    long drafts (K > W). No gate has reconverge by default: it took back hardly a token (docs/gates.md)."""
+    long drafts (K > W). No gate has reconverge by default: it took back hardly a token
+    (docs/design/verification.md)."""
 
     tail: int | None = None
     """The last `tail` positions of a step are strict, >= 0. None: as many as the rule needs. The FLy reference code

@@ -1,8 +1,8 @@
 """Costs of batches and drafts: measured for each setup before somebody waits, and kept in the cache folder.
 
-The governor begins with these and corrects them by what it sees (docs/governor.md). It sees nothing of a drafter that
-seems too dear to try, so the costs are measured again at the second load, and the lower ones count: other work only
-adds to a time.
+The governor begins with these and corrects them by what it sees (docs/how-it-decides.md). It sees nothing of a drafter
+that seems too dear to try, so the costs are measured again at the second load, and the lower ones count: other work
+only adds to a time.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ ORIGINS = tuple(_native.ORIGINS)
 
 @dataclass(frozen=True)
 class Governor:
-    """The governor's estimates of costs and acceptance, and its choices (docs/governor.md)."""
+    """The governor's estimates of costs and acceptance, and its choices (docs/how-it-decides.md)."""
 
     target_seconds: tuple[float, ...] = ()
     """Estimated cost of a target batch of 1, 2, ... rows; 0 if nothing is known yet."""
@@ -50,7 +50,7 @@ class Governor:
 
 @dataclass(frozen=True)
 class Threads:
-    """How many threads decode, if `n_threads="auto"` chooses (docs/threads.md)."""
+    """How many threads decode, if `n_threads="auto"` chooses (docs/how-it-decides.md)."""
 
     n: int
     """Threads of the next evaluation."""

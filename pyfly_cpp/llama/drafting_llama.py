@@ -114,7 +114,7 @@ class DraftingLlama(GuardedLlama):
                 the gate's own.
             draft_max: Tokens in a step (K), 0..n_batch-1; 0 decodes plainly. None: the drafter's own.
             adaptive: Let the governor choose drafter and draft length (0 included) for every step, by their costs
-                and gains (docs/governor.md). False: the first drafter that proposes something, at full length;
+                and gains (docs/how-it-decides.md). False: the first drafter that proposes something, at full length;
                 exactly reproducible, if the gate is exact or prompt lookup has no memory. None: the governor, unless a
                 `draft_max` is set, here or in a drafter.
             protected: Token ids that are never accepted loosely, besides the vocabulary's control tokens and the

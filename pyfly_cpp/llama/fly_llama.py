@@ -55,7 +55,7 @@ class FlyLlama(DraftingLlama):
 
     Every argument and method of `llama_cpp.Llama` works as there. Two defaults differ. `flash_attn` is on if attention
     is ours or the V cache is quantised. `n_threads` and `n_threads_batch` are "auto": the physical cores, and fewer
-    while other programs use some of them (docs/threads.md). A number means exactly that many; with a number for
+    while other programs use some of them (docs/how-it-decides.md). A number means exactly that many; with a number for
     `n_threads` alone, batches take all physical cores. The base class takes half of the logical cores for generation.
     An object serves one generation at a time; use one object per thread.
 

@@ -94,5 +94,5 @@ def _linux_cores() -> int:
 
 def threads_sleep() -> bool:
     """Whether OMP_WAIT_POLICY makes threads sleep while they wait for each other, hundreds of times for each token
-    (docs/threads.md)."""
+    (docs/how-it-decides.md)."""
     return os.environ.get("OMP_WAIT_POLICY", "").strip().upper() == "PASSIVE"

@@ -70,7 +70,7 @@ def test_the_text_is_that_of_one_thread(tiny_target, tiny_draft, n_threads):
 
 
 def test_logits_do_not_depend_on_the_thread_count(tiny_target):
-    """Else a text would depend on what other programs do. (With flash attention they do: docs/threads.md.)"""
+    """Else a text would depend on what other programs do. (With flash attention they do: docs/how-it-decides.md.)"""
     llm = llama_cpp.Llama(tiny_target, n_ctx=1024, n_threads=3, n_threads_batch=3, logits_all=True, verbose=False)
     for n_rows in (1, 8):
         rows = []

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness against the server, as docs/harness.md has it."""
+"""lm-evaluation-harness against the server, as docs/measuring.md has it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ metric_list: [{metric: byte_perplexity, aggregation: weighted_perplexity, higher
 def commands(server):
     """The page's arguments of lm_eval, for this server: {model: its arguments}."""
     out = {}
-    for block in blocks(ROOT / "docs" / "harness.md", "bash"):
+    for block in blocks(ROOT / "docs" / "measuring.md", "bash"):
         for line in block.text.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
             if words[:1] == ["lm_eval"]:

@@ -30,7 +30,7 @@ class PromptLookup(OwnDrafter):
 
     With the gate `exact`, earlier answers make an answer faster and never change it. With any other gate, an answer of
     a FlyLlama may depend on its earlier ones; `memory=0` prevents that. A FlyBatch, whose requests may be anybody's,
-    does not search earlier answers then. docs/lookup.md has more.
+    does not search earlier answers then. docs/drafters.md has more.
     """
 
     word = "lookup"
