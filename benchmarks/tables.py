@@ -264,11 +264,11 @@ def as_shipped(records: Sequence[Loaded], document: Path) -> Table:
         "processor",
         "temperature",
         "average",
-        "without guesses",
+        "without drafts",
         "held-out prompts",
         "slowest kind",
         "by kind of prompt",
-        "answers that guesses changed",
+        "answers that drafts changed",
         "asked",
     ]
     table = Table(words(*head))
@@ -388,7 +388,7 @@ def larger(records: Sequence[Loaded], document: Path) -> Table:
 
 def estimates(records: Sequence[Loaded], document: Path) -> Table:
     """Of larger models: their costs, the acceptance of the 1.5B."""
-    table = Table(words("estimate for", "processor", "llama.cpp, tokens/s", "without guesses", *GROUPS))
+    table = Table(words("estimate for", "processor", "llama.cpp, tokens/s", "without drafts", *GROUPS))
     for record in records:
         rows, sources = answered(record, "q4_k_m", "0")
         rows = [row for row in rows if "plain" in row["answers"]]
