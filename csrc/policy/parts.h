@@ -1,9 +1,9 @@
 // Whether the steps of several requests go to the target in one batch or in parts of it.
 //
 // From 64 rows on, llama.cpp's flash attention on a CPU works in tiles of 64 rows and computes, for each, the cells of
-// every request in it, where smaller batches pass over what a row does not need (benchmarks/results/throughput.md).
-// Against it stands that every part reads the weights again. What is faster depends on machine, model and length of the
-// requests, and changes as they grow; so both are tried where it runs, the slower one ever more rarely.
+// every request in it, where smaller batches pass over what a row does not need (benchmarks/README.md). Against it
+// stands that every part reads the weights again. What is faster depends on machine, model and length of the requests,
+// and changes as they grow; so both are tried where it runs, the slower one ever more rarely.
 #pragma once
 
 #include <array>
