@@ -204,10 +204,6 @@ int64_t pyfly_drafter_n_evaluated(const pyfly_drafter * drafter) {
     return drafter->impl->n_evaluated();
 }
 
-int64_t pyfly_drafter_n_batches(const pyfly_drafter * drafter) {
-    return drafter->impl->n_batches();
-}
-
 pyfly_status pyfly_batch_new(pyfly_target * target, pyfly_batch ** out, pyfly_error * error) {
     return guard(error, [&] { *out = new pyfly_batch{pyfly::Batch(*target->model, target->vocabulary)}; });
 }

@@ -270,7 +270,6 @@ class Measuring {
                 return ++n < k ? DraftStep::goes_on : DraftStep::ends_behind;
             };
             requests.push_back({static_cast<int32_t>(i), &histories[i], k, &proposals_[i], false, {}, stop});
-            requests.back().is_made_up = true;
         }
         return time([&] { batch_.drafters()[d].drafter->propose(requests); });
     }

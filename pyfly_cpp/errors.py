@@ -13,7 +13,6 @@ _IN_PYTHON = {
     "n_parallel": "n_parallel",
     "room": "n_parallel, n_ctx or n_cells",
     "flash_attn": "flash_attn=True",
-    "lookup": "lookup=True",
     "verbose": "verbose=True",
     "head": "as MTP(model_path=...)",
     "cross": "CrossVocabulary(DraftModel(...))",

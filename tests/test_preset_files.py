@@ -31,7 +31,7 @@ def test_presets_read_back(preset, tmp_path):
         ("[]", "format 'list'"),
         ('{"format": 2}', "format 2"),
         ('{"format": 1, "gat": "exact"}', "Did you mean 'gate'"),
-        ('{"format": 1, "drafter": {"kind": "mpt"}}', "must be one of draft, multi, lookup, cross, mtp"),
+        ('{"format": 1, "drafter": {"kind": "mpt"}}', "must be one of draft, lookup, cross, mtp"),
         ('{"format": 1, "drafter": {"kind": "cross"}}', "needs 'draft', itself a drafter"),
         ('{"format": 1, "drafter": {"kind": "cross", "draft": {"kind": "lookup"}}}', "takes a DraftModel"),
         ('{"format": 1, "drafter": {"kind": "cross", "draft": 3}}', "'kind' must be one of"),

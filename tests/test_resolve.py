@@ -14,8 +14,6 @@ from pyfly_cpp import MTP, CrossVocabulary, DraftModel, Eagle3, PromptLookup
 from pyfly_cpp.decoding import EXACT, Decoding
 from pyfly_cpp.decoding import resolve as resolving
 from pyfly_cpp.decoding.companions import Companion
-from pyfly_cpp.decoding.data import drafter_as_data, drafter_of_data
-from pyfly_cpp.decoding.drafters import MultiLevel
 from pyfly_cpp.decoding.gates import parse_gate
 from pyfly_cpp.decoding.presets import Preset
 from pyfly_cpp.decoding.resolve import AUTO, Resolved, resolve, resolve_setting
@@ -149,23 +147,6 @@ def test_options_hold_of_all_that_is_made_here(machine):
     assert searched == Resolved((PromptLookup(texts=(__file__,)), DraftModel(DRAFT))), "files to search are needed"
     preset = DraftModel("preset.gguf", p_min=0.1)
     assert resolve(PLAIN, AUTO, DRAFT, [preset], options).drafters == (DraftModel(DRAFT, p_min=0.1),)
-
-
-def test_a_draft_that_looks_up_itself_has_a_word_of_its_own(machine):
-    machine()
-    for there, word, lookup in ((DraftModel(DRAFT), "multi", True), (MultiLevel(DRAFT), "draft", False)):
-        (found,) = resolve(PLAIN, there).of(Decoding.parse(f"exact {word}")).drafters
-        assert found.file == DRAFT and found.lookup is lookup
-    for word, drafter in (("multi", MultiLevel(DRAFT)), ("draft", DraftModel(DRAFT, lookup=True))):
-        assert resolve(PLAIN, word, DRAFT, options={"draft_lookup": True}).drafters == (drafter,)
-
-
-def test_its_word_cannot_contradict_itself():
-    with pytest.raises(TypeError):
-        MultiLevel(DRAFT, lookup=False)
-    with pytest.raises(ValueError, match="lookup"):
-        drafter_of_data({"kind": "multi", "model_path": DRAFT, "lookup": False})
-    assert drafter_of_data(drafter_as_data(MultiLevel(DRAFT, p_min=0.5))) == MultiLevel(DRAFT, p_min=0.5)
 
 
 def test_the_demo_model_is_far_smaller_and_leaves_memory_for_the_target(machine, monkeypatch):

@@ -88,7 +88,6 @@ void CrossVocabulary::propose(const std::vector<DraftRequest> & requests) {
         for (Job * job : active) {
             job->made = {};
             asked.push_back({job->request.slot, &job->history, static_cast<int32_t>(n_more(*job)), &job->made});
-            asked.back().is_made_up = job->request.is_made_up;
             if (job->request.stop) {
                 asked.back().stop = [job](double p) {
                     const DraftStep step = job->request.stop(p);

@@ -35,7 +35,6 @@ class CrossVocabulary : public Drafter {
     std::vector<int32_t> usual_text() const override; // of others it needs many of its tokens for one of the target's
     double expected_cost() const override { return inner_->expected_cost(); }
     int64_t n_evaluated() const override { return inner_->n_evaluated(); }
-    int64_t n_batches() const override { return inner_->n_batches(); }
 
     // A slot's history as the inner drafter sees it; valid until the slot is asked for again. A character
     // at its end that is not whole yet is left out.

@@ -51,7 +51,6 @@ struct DraftRequest {
 
     bool is_independent = false; // drafts can change its answer, and earlier answers must not
     int32_t owner = 0;           // pyfly_request_settings.owner
-    bool is_made_up = false;     // only to see what drafting costs: its history is no text
 };
 
 // A drafter holds its weights once and, for each of n_slots requests, what it has seen of it. It is always shown a
@@ -140,9 +139,8 @@ class Drafter {
     // measured; 0: not known.
     virtual double expected_cost() const { return 0.0; }
 
-    // Tokens evaluated on a model of its own so far, and in how many batches.
+    // Tokens evaluated on a model of its own so far.
     virtual int64_t n_evaluated() const { return 0; }
-    virtual int64_t n_batches() const { return 0; }
 };
 
 } // namespace pyfly

@@ -121,12 +121,6 @@ void PromptLookup::ended(const std::vector<int32_t> & history, size_t n_prompt, 
     }
 }
 
-void PromptLookup::forget(int32_t slot) {
-    if (static_cast<size_t>(slot) < histories_.size()) {
-        histories_[static_cast<size_t>(slot)] = NgramIndex(config_.max_ngram, config_.min_ngram);
-    }
-}
-
 // A separator stands in the place of a control token, and at the end. Of more than the memory holds, the end is kept.
 void PromptLookup::remember(const int32_t * tokens, size_t n, int32_t owner) {
     const size_t n_kept = std::min(n + 1, config_.n_memory);

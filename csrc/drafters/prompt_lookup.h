@@ -39,7 +39,6 @@ class PromptLookup : public Drafter {
     // the surer.
     void propose(const std::vector<DraftRequest> & requests) override;
     void ended(const std::vector<int32_t> & history, size_t n_prompt, int32_t owner) override;
-    void forget(int32_t slot) override;
     bool is_free() const override { return true; }
 
     // The answers of owner 0 that are remembered, the oldest first, each with a separator behind it.

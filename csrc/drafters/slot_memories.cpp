@@ -99,7 +99,6 @@ void SlotMemories::evaluate(const std::vector<Part> & parts,
             }
             throw;
         }
-        n_batches_++;
         for (const Span & span : spans) {
             at(span.sequence).memory.evaluated(span);
         }

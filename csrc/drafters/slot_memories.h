@@ -58,8 +58,6 @@ class SlotMemories {
     // rows of its batch are valid. On an Error the memories hold what is left.
     void evaluate(const std::vector<Part> & parts, const std::function<void(size_t part, size_t span)> & read);
 
-    int64_t n_batches() const { return n_batches_; } // that were evaluated so far
-
   private:
     struct Held {
         Memory memory;
@@ -74,7 +72,6 @@ class SlotMemories {
     size_t first_;
     std::vector<Held> slots_;
     int64_t now_ = 0;
-    int64_t n_batches_ = 0;
 };
 
 } // namespace pyfly

@@ -391,15 +391,12 @@ typedef struct pyfly_draft_model_config {
     int32_t type_k;          /* ggml_type of the K cache; < 0: llama.cpp's default */
     int32_t type_v;          /* ggml_type of the V cache; < 0: llama.cpp's default */
     double p_min;            /* stop drafting when the draft's top probability falls under this, [0, 1] */
-    int32_t lookup;          /* of a draft model: 1 or 0, see pyfly_drafter_model_new */
     void ** devices;         /* ggml_backend_dev_t, NULL behind the last; NULL: a draft model's are those that llama.cpp
                                 chooses on this machine, a head's are its target's */
 } pyfly_draft_model_config;
 
 /* Loads a draft model beside the llama target `target` (borrowed, must outlive the drafter). PYFLY_STATUS_INCOMPATIBLE
- * when the vocabularies differ: the message names the first difference. With config->lookup it guesses its next tokens
- * by prompt lookup and checks them in one batch: its drafts are the same; INVALID if its memory cannot be rolled back
- * token by token. */
+ * when the vocabularies differ: the message names the first difference. */
 pyfly_status pyfly_drafter_model_new(pyfly_target * target, const pyfly_draft_model_config * config,
                                      pyfly_drafter ** out, pyfly_error * error);
 
@@ -481,9 +478,8 @@ void pyfly_drafter_free(pyfly_drafter * drafter);
 pyfly_status pyfly_drafter_propose(pyfly_drafter * drafter, const int32_t * history, size_t n_history, int32_t n_max,
                                    int32_t * out, int32_t * n_out, pyfly_error * error);
 
-/* Tokens the drafter has evaluated on a model of its own so far, and in how many batches (not counted for heads). */
+/* Tokens the drafter has evaluated on a model of its own so far. */
 int64_t pyfly_drafter_n_evaluated(const pyfly_drafter * drafter);
-int64_t pyfly_drafter_n_batches(const pyfly_drafter * drafter);
 
 /* ---- Batch ------------------------------------------------------------------------------------------------------- */
 

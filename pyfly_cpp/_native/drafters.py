@@ -35,11 +35,6 @@ class Drafter(NativeHandle):
         """Tokens evaluated on a model of the drafter's own so far."""
         return int(lib.pyfly_drafter_n_evaluated(self.pointer))
 
-    @property
-    def n_batches(self) -> int:
-        """Batches in which they were evaluated; not counted for heads."""
-        return int(lib.pyfly_drafter_n_batches(self.pointer))
-
 
 class LookupDrafter(Drafter):
     """Prompt lookup.

@@ -43,7 +43,6 @@ _OPTIONS = {
     "n_parallel": "--parallel",
     "room": "--parallel or --n-ctx",
     "flash_attn": "--flash-attn",
-    "lookup": "--draft-lookup",
     "verbose": "--verbose",
     "head": "with --draft",
     "cross": "--drafter cross",

@@ -23,7 +23,6 @@ from pyfly_cpp.decoding import Decoding, written_drafters
 from pyfly_cpp.decoding.drafters import (
     DRAFTERS,
     AnyOption,
-    FlagOption,
     NamesOption,
     OwnDrafter,
     PathOption,
@@ -256,8 +255,6 @@ def _flag(option: AnyOption) -> str:
 def _drafter_option(option: AnyOption) -> Declared:
     if isinstance(option, PathOption):
         return drafting(_flag(option), option.name, metavar="PATH", multiple=option.is_many, help=option.help)
-    if isinstance(option, FlagOption):
-        return drafting(_flag(option), option.name, is_flag=True, default=None, help=option.help)
     if isinstance(option, NamesOption):
         return drafting(_flag(option), option.name, metavar="NAME,...", type=NAMES, help=option.help)
     is_share = isinstance(option.default, float)

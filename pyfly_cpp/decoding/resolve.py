@@ -138,11 +138,13 @@ class Resolved:
     def _of_kind(self, kind: type[OwnDrafter]) -> OwnDrafter | None:
         """The drafter of a kind, if there is one, else one that is made from the draft model or from nothing; None if
         it needs a file."""
-        found = next((one for one in self._there() if type(one) is kind), None)
-        draft = next((one for one in self._there() if isinstance(one, DraftModel)), None) if kind.takes_draft else None
+        found, draft = self._first(kind), self._first(DraftModel) if kind.takes_draft else None
         if found is None and (draft is not None or not kind.needs_file):
             found = _made(kind, None if draft is None else draft.file, self.options)
         return found
+
+    def _first(self, kind: type[OwnDrafter]) -> OwnDrafter | None:
+        return next((drafter for drafter in self._there() if isinstance(drafter, kind)), None)
 
     def _there(self) -> tuple[OwnDrafter, ...]:
         return (*self.given, *(one for one in self.needed.drafters if isinstance(one, OwnDrafter)))

@@ -36,7 +36,6 @@ CASES = {
     "mtp": Case(lambda: MTP(draft_max=3), HYBRID),
     "chained mtp": Case(lambda: MTP(), None),
     "draft": Case(lambda: DraftModel(DRAFT, draft_max=4)),
-    "draft with lookup": Case(lambda: DraftModel(DRAFT, draft_max=4, lookup=True)),
     "draft of a moving window": Case(lambda: DraftModel(DRAFT, draft_max=4, n_ctx=256), forgets=False),
     "cross": Case(lambda: CrossVocabulary(DraftModel(DRAFT, draft_max=4))),
     "lookup": Case(lambda: PromptLookup()),

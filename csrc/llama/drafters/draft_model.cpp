@@ -61,14 +61,6 @@ DraftModel::DraftModel(const LlamaTarget & target, const pyfly_draft_model_confi
     if (n_ctx_of_all_ < 16) {
         throw Error(PYFLY_STATUS_INVALID, "the draft's context must hold at least 16 tokens");
     }
-    if (config.lookup != 0) {
-        if (own_.is_limited()) {
-            throw Error(PYFLY_STATUS_INVALID,
-                        "the draft model's memory cannot be rolled back token by token, which its "
-                        "lookup needs; use it without {lookup}");
-        }
-        lookup_.emplace();
-    }
     expected_cost_ = static_cast<double>(llama_model_size(model_.get())) /
                      static_cast<double>(llama_model_size(llama_get_model(target.context())));
     warm_up();
@@ -80,13 +72,6 @@ void DraftModel::warm_up() {
     const int32_t token = 0;
     memories_.evaluate({{0, &token, 1, 0}}, [](size_t, size_t) {});
     memories_.clear(0);
-}
-
-void DraftModel::forget(int32_t slot) {
-    memories_.clear(slot);
-    if (lookup_) {
-        lookup_->forget(slot);
-    }
 }
 
 // Tokens that are to come behind what its memory holds.
@@ -158,11 +143,8 @@ void DraftModel::propose(const std::vector<DraftRequest> & requests) {
     for (const DraftRequest & request : requests) {
         const size_t n_max = std::min(static_cast<size_t>(request.n_max), n_ctx_of_all_ / 4);
         // The last is not evaluated.
-        jobs.push_back({request.slot, *request.history, n_max - 1, request.out, request.wants_rows, request.draw,
-                        request.stop, lookup_ && !request.is_made_up});
-        if (jobs.back().may_guess) {
-            jobs.back().text = *request.history;
-        }
+        jobs.push_back(
+            {request.slot, *request.history, n_max - 1, request.out, request.wants_rows, request.draw, request.stop});
     }
     until_none_is_left([&] { return catch_up(jobs); });
     try {
@@ -175,76 +157,26 @@ void DraftModel::propose(const std::vector<DraftRequest> & requests) {
     }
 }
 
-// One token or more for each request that goes on, until none does.
+// One token for each request that goes on, until none does.
 void DraftModel::draft(std::vector<Job> & jobs) {
     std::vector<Job *> active;
+    std::vector<SlotMemories::Part> parts;
     for (Job & job : jobs) {
+        const size_t begin = memories_.end(job.slot), n = job.history.size() - begin;
         active.push_back(&job);
+        parts.push_back({job.slot, job.history.data() + begin, n, n - 1});
     }
     while (!active.empty()) {
-        std::vector<SlotMemories::Part> parts;
-        for (Job * job : active) {
-            set_next(*job);
-            parts.push_back({job->slot, job->next.data(), job->next.size(), job->next.size() - 1 - job->n_guessed});
-        }
-        memories_.evaluate(parts, [&](size_t i, size_t span) { check(*active[i], span); });
-        for (Job * job : active) {
-            take_back(*job);
-        }
+        memories_.evaluate(parts, [&](size_t i, size_t span) {
+            n_evaluated_ += static_cast<int64_t>(parts[i].n);
+            take(*active[i], own_.row(span, parts[i].n - 1));
+        });
         active.erase(std::remove_if(active.begin(), active.end(), [](const Job * job) { return job->is_done; }),
                      active.end());
-    }
-}
-
-// What its memory does not hold, and guesses behind it. Every row gives a token, so there is one guess less than tokens
-// are wanted.
-void DraftModel::set_next(Job & job) {
-    const std::vector<int32_t> & drafted = job.out->tokens;
-    const size_t begin = memories_.end(job.slot), n_history = job.history.size(), n_of_it = std::min(begin, n_history);
-    job.next.assign(job.history.begin() + static_cast<std::ptrdiff_t>(n_of_it), job.history.end());
-    job.next.insert(job.next.end(), drafted.begin() + static_cast<std::ptrdiff_t>(begin - n_of_it), drafted.end());
-    if (!job.may_guess) {
-        return;
-    }
-    const size_t n_room = static_cast<size_t>(own_.n_batch()) - job.next.size();
-    const size_t n_max = std::min(job.n_more - job.out->tokens.size(), n_room);
-    const int32_t n_held = static_cast<int32_t>(memories_.n_held(job.slot) + job.next.size());
-    const bool can_return = own_.can_return(job.slot, n_held, static_cast<int32_t>(n_max));
-    const std::vector<int32_t> guesses = lookup_->guess(job.slot, job.text, can_return ? n_max : 0);
-    job.n_guessed = guesses.size();
-    job.next.insert(job.next.end(), guesses.begin(), guesses.end());
-}
-
-// Drafts from the rows of a span up to the first guess that was wrong.
-void DraftModel::check(Job & job, size_t span) {
-    n_evaluated_ += static_cast<int64_t>(job.next.size());
-    size_t n_right = 0;
-    for (size_t i = job.next.size() - 1 - job.n_guessed; i < job.next.size() && !job.is_done; i++) {
-        const size_t n_before = job.out->tokens.size();
-        take(job, own_.row(span, i));
-        if (job.out->tokens.size() == n_before) {
-            break;
+        parts.clear();
+        for (const Job * job : active) {
+            parts.push_back({job->slot, &job->out->tokens.back(), 1, 0});
         }
-        const int32_t token = job.out->tokens.back();
-        if (job.may_guess) {
-            job.text.push_back(token);
-        }
-        if (i + 1 == job.next.size() || job.next[i + 1] != token) {
-            break;
-        }
-        n_right++;
-    }
-    if (job.n_guessed > 0 && (!job.is_done || n_right == job.n_guessed)) { // else not all of them were looked at
-        lookup_->learn(job.slot, job.n_guessed, n_right);
-    }
-}
-
-// Takes back the guesses that were wrong. Where the memory cannot go back to exactly that (a sliding window), the draft
-// ends: the next one catches up.
-void DraftModel::take_back(Job & job) {
-    if (job.n_guessed > 0 && !job.is_done) {
-        memories_.cut(job.slot, job.text.size() - 1);
-        job.is_done = memories_.end(job.slot) + 1 != job.text.size();
     }
 }
 

@@ -1,9 +1,6 @@
 // A second, cheaper model of the same vocabulary, decoded greedily.
 #pragma once
 
-#include <optional>
-
-#include "drafters/draft_lookup.h"
 #include "drafters/drafter.h"
 #include "drafters/slot_memories.h"
 #include "llama/draft_context.h"
@@ -15,10 +12,6 @@ namespace pyfly {
 // again. Where the history outgrows the draft's context, the oldest half of it is dropped by shifting the cache, so the
 // draft goes on from its most recent window at no cost per step. So does it for every request where all of them outgrow
 // the cells that they share, once the requests that are not drafted for are forgotten.
-//
-// With config.lookup it checks guesses of DraftLookup while it drafts, for each request of a batch its own. A row is
-// used only if the tokens before it are the drafted ones, whether these are the most probable or drawn, so drafts,
-// their rows and what is drawn are those of a draft without guesses, as far as a row's bits do not depend on its batch.
 class DraftModel : public Drafter {
   public:
     // Loads the model. Throws Error: NATIVE if llama.cpp cannot, INCOMPATIBLE if the vocabularies differ (unless
@@ -35,7 +28,7 @@ class DraftModel : public Drafter {
     int32_t n_slots() const override { return memories_.n(); }
     size_t prepare(int32_t slot, const std::vector<int32_t> & history, size_t n_most) override;
     size_t n_behind(int32_t slot, const std::vector<int32_t> & history) const override;
-    void forget(int32_t slot) override;
+    void forget(int32_t slot) override { memories_.clear(slot); }
     void share(int32_t from, int32_t to, const std::vector<int32_t> & history) override {
         memories_.share(from, to, history.data(), history.size() - 1);
     }
@@ -43,7 +36,6 @@ class DraftModel : public Drafter {
     bool has_rows() const override { return true; }
     bool draws() const override { return true; }
     int64_t n_evaluated() const override { return n_evaluated_; }
-    int64_t n_batches() const override { return memories_.n_batches(); }
     double expected_cost() const override { return expected_cost_; } // decoding reads all weights: by their sizes
 
   private:
@@ -56,10 +48,6 @@ class DraftModel : public Drafter {
         bool wants_rows = false;
         DrawDraft draw = {};
         DraftStop stop = {};
-        bool may_guess = false;
-        std::vector<int32_t> text = {}; // history and draft, of one that may guess
-        std::vector<int32_t> next = {}; // tokens to be evaluated: of history and draft, then n_guessed guesses
-        size_t n_guessed = 0;
         bool is_done = false;
     };
 
@@ -71,9 +59,6 @@ class DraftModel : public Drafter {
     void move_window(const Job & job, size_t n_ctx);
     size_t catch_up(const std::vector<Job> & jobs, size_t n_most = SIZE_MAX);
     void draft(std::vector<Job> & jobs);
-    void set_next(Job & job);
-    void check(Job & job, size_t span);
-    void take_back(Job & job);
     void take(Job & job, const float * row) const;
 
     double p_min_;
@@ -88,7 +73,6 @@ class DraftModel : public Drafter {
     size_t n_ctx_;        // most that one request gets
     size_t n_ctx_of_all_; // that each gets where all are long
     int64_t n_evaluated_ = 0;
-    std::optional<DraftLookup> lookup_;
 };
 
 } // namespace pyfly

@@ -18,8 +18,8 @@ from llama_cpp.llama_speculative import LlamaDraftModel
 from pyfly_cpp import _native
 from pyfly_cpp.decoding.drafters.cross_vocabulary import CrossVocabulary
 from pyfly_cpp.decoding.drafters.draft_heads import MTP, DFlash, DSpark, Eagle3
-from pyfly_cpp.decoding.drafters.draft_model import DraftModel, MultiLevel
-from pyfly_cpp.decoding.drafters.drafter import AnyOption, FlagOption, Host, NamesOption, Option, OwnDrafter, PathOption
+from pyfly_cpp.decoding.drafters.draft_model import DraftModel
+from pyfly_cpp.decoding.drafters.drafter import AnyOption, Host, NamesOption, Option, OwnDrafter, PathOption
 from pyfly_cpp.decoding.drafters.prompt_lookup import PromptLookup
 
 __all__ = [
@@ -34,9 +34,7 @@ __all__ = [
     "DraftModel",
     "Drafter",
     "Eagle3",
-    "FlagOption",
     "Host",
-    "MultiLevel",
     "NamesOption",
     "Option",
     "OwnDrafter",
@@ -56,7 +54,6 @@ DRAFTERS: dict[str, type[OwnDrafter]] = {
     kind.word: kind
     for kind in (
         DraftModel,
-        MultiLevel,
         PromptLookup,
         CrossVocabulary,
         MTP,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from pyfly_cpp import _native
-from pyfly_cpp.decoding.drafters.drafter import AnyOption, FlagOption, Host, NamesOption, Option, OwnDrafter
+from pyfly_cpp.decoding.drafters.drafter import AnyOption, Host, NamesOption, Option, OwnDrafter
 from pyfly_cpp.machine.cache_types import require_cache_types
 from pyfly_cpp.machine.files import require_gguf
 from pyfly_cpp.machine.placement import Placement, require_names
@@ -48,7 +48,6 @@ class DraftModel(WithModel):
         P_MIN,
         Option("draft_n_ctx", "n_ctx", 16, "Draft model: its context.  [default: the target's]"),
         NamesOption("draft_devices", "devices", "Draft model: as --devices.  [default: this machine's]"),
-        FlagOption("draft_lookup", "lookup", "Draft model: check guesses of prompt lookup while drafting."),
     )
 
     model_path: str | os.PathLike[str]
@@ -79,11 +78,6 @@ class DraftModel(WithModel):
     """Where it is put, as `FlyLlama(devices=...)`, RPC servers included; None: on this machine, where llama.cpp puts
     it."""
 
-    lookup: bool = False
-    """Whether it guesses its own next tokens by prompt lookup in the request and checks them several at a time: the
-    drafts are the same, and texts that repeat themselves take fewer steps of the draft model. For models whose memory
-    can be rolled back token by token. Source: FLy's multi-level acceleration (arXiv 2511.22972)."""
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.n_threads == AUTO:
@@ -94,8 +88,6 @@ class DraftModel(WithModel):
         if self.n_threads is not None:
             require_threads(self.n_threads)
         require_cache_types(self.type_k, self.type_v)
-        if not isinstance(self.lookup, bool):
-            raise ValueError(f"lookup must be True or False, not {self.lookup!r}.")
         if self.devices is not None:
             object.__setattr__(self, "devices", require_names("devices", self.devices))
 
@@ -105,22 +97,11 @@ class DraftModel(WithModel):
     def open_as(self, name: str, kind: str, host: Host) -> _native.Drafter:
         """Opens it by another constructor: see `_native.ModelDrafter`."""
         require_gguf(path := model_file(self.model_path), "draft model")
-        names = ("n_ctx", "n_batch", "n_gpu_layers", "n_threads", "type_k", "type_v", "lookup")
+        names = ("n_ctx", "n_batch", "n_gpu_layers", "n_threads", "type_k", "type_v")
         given = {name: int(getattr(self, name)) for name in names if getattr(self, name) is not None}
         settings = {**host.settings, **({"n_gpu_layers": -1} if self.devices else {}), **given}
         devices = Placement(devices=self.devices).addresses
         return _native.ModelDrafter(name, kind, host.target(), path, self.p_min, devices=devices, **settings)
 
     def __str__(self) -> str:
-        return f"draft model {os.path.basename(self.model_path)}{' with lookup of its own' if self.lookup else ''}"
-
-
-@dataclass(frozen=True)
-class MultiLevel(DraftModel):
-    """`DraftModel(lookup=True)` as a word."""
-
-    word = "multi"
-    options: ClassVar[tuple[AnyOption, ...]] = tuple(
-        option for option in DraftModel.options if option.field != "lookup"
-    )
-    lookup: bool = field(default=True, init=False)
+        return f"draft model {os.path.basename(self.model_path)}"

@@ -11,8 +11,8 @@ from pyfly_cpp import _native
 
 
 def field_names(kind: type) -> tuple[str, ...]:
-    """The names of the fields that a dataclass is made with."""
-    return tuple(field.name for field in fields(kind) if field.init)
+    """The names of a dataclass's fields."""
+    return tuple(field.name for field in fields(kind))
 
 
 class Option(NamedTuple):
@@ -53,16 +53,7 @@ class NamesOption(NamedTuple):
     default: None = None
 
 
-class FlagOption(NamedTuple):
-    """A field of a drafter that is on or off, as an option of the command line that turns it on."""
-
-    name: str
-    field: str
-    help: str
-    default: bool = False
-
-
-AnyOption = Union[Option, PathOption, NamesOption, FlagOption]
+AnyOption = Union[Option, PathOption, NamesOption]
 
 
 @dataclass(frozen=True)
