@@ -22,7 +22,7 @@ from pyfly_cpp.errors import NamingError, did_you_mean
 _COMMANDS = {
     "chat": ("chat_command", "Talk to a model."),
     "demo": ("demo", "See one answer without drafts and with them."),
-    "complete": ("complete", "Complete a prompt: argument or stdin to stdout."),
+    "complete": ("complete", "Answer a prompt: argument or stdin to stdout."),
     "serve": ("serve_command", "Serve a model to programs, and on a web page."),
     "bench": ("bench", "Measure the speed without drafts and with them."),
     "eval": ("evaluate", "Measure the quality of answers, and the speed, on a task."),

@@ -162,7 +162,7 @@ class ChatLoop:
         self._show_drafter()
         self._show_gate()
         note(f"sampling: temperature {options.sampling['temperature']:g}; /set shows and changes it")
-        if "chat_format" not in options.models.arguments and "tokenizer.chat_template" not in llm.metadata:
+        if not options.models.formats_chats(llm):
             warn("this model has no chat template and may not be made for chat; --chat-format names one")
         if self._show_drafts:
             click.echo(legend(self._colour), err=True, color=self._colour or None)

@@ -181,6 +181,10 @@ class Models:
         n = llm.n_ctx()
         return f"{n}" if self.n_ctx in (0, n) else f"{n} ({self.n_ctx}, rounded up)"
 
+    def formats_chats(self, llm: FlyLlama) -> bool:
+        """Whether there is a format for chats: the template of the model's file, or --chat-format."""
+        return "chat_format" in self.arguments or "tokenizer.chat_template" in llm.metadata
+
     def where(self) -> str:
         """The devices it computes on, for people."""
         servers, named = self.arguments.get("rpc_servers", ()), self.arguments.get("devices")

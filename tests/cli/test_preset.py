@@ -34,7 +34,7 @@ def preset(tmp_path):
 
 
 def settings(run, *arguments):
-    result = run("complete", *QUIET, "--json", *arguments, "Natalia sold")
+    result = run("complete", "--raw", *QUIET, "--json", *arguments, "Natalia sold")
     assert result.code == 0, result.err
     return json.loads(result.out)
 

@@ -481,7 +481,7 @@ def test_a_preset_drafts_alike_everywhere(run, tiny, data, tmp_path, fields, dra
         fields = {**fields, "drafter": {"kind": "draft", "model_path": str(tiny[1])}}
     (tmp_path / "p.json").write_text(json.dumps({"format": 1, "model": str(tiny[0]), **fields}))
     short = ["--preset", tmp_path / "p.json", "-n", 8, "-c", 512, "-t", 1, *(["-d", tiny[1]] if draft else [])]
-    result = run("complete", "--json", *short, "One.", models=False)
+    result = run("complete", "--raw", "--json", *short, "One.", models=False)
     answer = json.loads(result.stdout)
     assert (answer["stats"]["drafted"] == 0) == is_plain, "complete, as chat and serve"
     name = "plain" if is_plain else fields.get("gate", "exact")
