@@ -18,6 +18,7 @@ from click.core import ParameterSource
 from pyfly_cpp import _native
 from pyfly_cpp.cli.headings import Declared, declares, drafting, machine, number
 from pyfly_cpp.cli.kinds import CHAT_FORMAT, COUNT, DRAFTER, NAMES, SERVERS, SHARES, SIZE, THREAD_COUNT, Int, Real
+from pyfly_cpp.cli.offering import find_model
 from pyfly_cpp.cli.terminal import Bar, leave_on_interrupt, note, warn
 from pyfly_cpp.decoding import Decoding, written_drafters
 from pyfly_cpp.decoding.drafters import (
@@ -40,7 +41,7 @@ from pyfly_cpp.machine.devices import default_gpus
 from pyfly_cpp.machine.files import require_gguf
 from pyfly_cpp.machine.memory import choose_parallel
 from pyfly_cpp.machine.threads import AUTO as AUTO_THREADS
-from pyfly_cpp.models.named import embedded_model, resolve_model
+from pyfly_cpp.models.named import embedded_model
 
 T = TypeVar("T")
 
@@ -142,7 +143,7 @@ class Models:
         options = {**usual, **self.drafting}
         with reasons_from(self._log()):
             word, _, file = self.drafter.partition(":")
-            drafter = f"{word}:{resolve_model(file)}" if file else word
+            drafter = f"{word}:{find_model(file)}" if file else word
             resolved = resolve(self.model, drafter, self.draft, preset, options)
         return resolved if self.drafter == AUTO else replace(resolved, reason=f"--drafter {self.drafter}")
 
@@ -388,7 +389,7 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 said[option.name] = value
         arguments = _how(given)
         models = Models(
-            _model_path(model), None if draft is None else resolve_model(draft), drafter, loaded, said, arguments
+            _model_path(model), None if draft is None else find_model(draft), drafter, loaded, said, arguments
         )  # fmt: skip
         return command(models=models, **given)
 
@@ -398,7 +399,7 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def _model_path(text: str | None) -> Path:
     """The file of --model; without one the embedded model."""
     if text is not None:
-        return resolve_model(text)
+        return find_model(text)
     path = embedded_model()
     if path is None:
         raise ValueError(

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Any, Protocol
 
-from pyfly_cpp.cli.terminal import note
+from pyfly_cpp.cli.terminal import has_user, note
 from pyfly_cpp.cli.text import open_stdin, repaired
 from pyfly_cpp.machine.cache import kept_path
 
@@ -28,9 +28,7 @@ class MessageReader(Protocol):
 
 def make_reader() -> MessageReader:
     """A terminal's reader if a person sits there, else a pipe's."""
-    if sys.stdin.isatty() and sys.stderr.isatty():
-        return TerminalReader()
-    return PipeReader()
+    return TerminalReader() if has_user() else PipeReader()
 
 
 class PipeReader:
