@@ -23,7 +23,7 @@ from pyfly_cpp.cli.headings import Formatter, HeadedCommand
 from pyfly_cpp.cli.kinds import DRAFTER
 from pyfly_cpp.cli.loading import MODEL_ARGUMENT, is_full, reading
 from pyfly_cpp.cli.options import Options, shared_options
-from pyfly_cpp.cli.reader import COMMANDS, MessageReader, make_reader
+from pyfly_cpp.cli.reader import COMMANDS, LEAVING, MessageReader, make_reader, quoted
 from pyfly_cpp.cli.terminal import AnswerWriter, folded, note, unseen_typing, warn, write, write_marked
 from pyfly_cpp.cli.text import TEXT, file_named
 from pyfly_cpp.decoding.gates import examples, parse_gate
@@ -46,7 +46,7 @@ _MOST_BYTES = 64
 """Bytes of a token, on average: a longer file does not fit in the context, however it is read."""
 
 HELP = {
-    "/help": "this list",
+    "/help": "this list; /? does the same",
     "/regenerate": "regenerate the last answer",
     "/continue": "continue an answer that was cut off or stopped",
     "/undo": "forget what was read and not sent, or else the last message and its answer",
@@ -60,11 +60,12 @@ HELP = {
     "/reset": "forget the conversation; /clear does the same",
     "/save FILE": "save the conversation and the settings",
     "/load FILE": "load a saved one",
-    "/exit": "leave; Ctrl-D, /quit and /bye do the same",
+    "/exit": "leave; Ctrl-D, exit, quit, /quit and /bye do the same",
 }
 _KEYS = (
-    "Several lines: Alt-Enter (or Esc, Enter) starts a new line, so does a backslash at the end of one. Ctrl-C stops "
-    "an answer. A message that begins with a slash: write //."
+    'Several lines: begin the message with """ and end it with """; or start a new line by Alt-Enter (or Esc, Enter), '
+    'or by a backslash at the end of one. Ctrl-C stops an answer. A message that begins with a slash: write //. The '
+    'word exit as a message: write """exit""".'
 )
 
 
@@ -79,7 +80,8 @@ _KEYS = (
 @click.option("--show-drafts", is_flag=True, help="Mark how each token was produced, and rejected drafts.")
 @shared_options
 def command(options: Options, system: str | None, show_drafts: bool) -> None:
-    """Talk to a model. /help lists the commands inside; piped input is read as one message a line.
+    """Talk to a model. /help lists the commands inside. Piped input is read as one message a line; three quotes open
+    and close one of several lines.
 
     Answers are sampled, and as good as those of the model alone unless you accept others: --preset fast, or --gate.
     """
@@ -93,6 +95,18 @@ def command(options: Options, system: str | None, show_drafts: bool) -> None:
         llm.close()
     if n_failed and not chat.interactive:
         sys.exit(1)
+
+
+def _understood(typed: str, interactive: bool) -> tuple[str, str]:
+    """(message, command): one of them is empty, or both. At a terminal `exit` and `quit` leave, as in other programs;
+    in a pipe they are messages."""
+    text = typed.strip()
+    message = quoted(text)
+    if message is not None:
+        return message, ""
+    if interactive and text in ("exit", "quit"):
+        return "", "/exit"
+    return ("", text) if text.startswith("/") and not text.startswith("//") else (text.removeprefix("/"), "")
 
 
 class ChatLoop:
@@ -117,7 +131,7 @@ class ChatLoop:
         n_failed = 0
         while True:
             try:
-                text = self._reader.read().strip()
+                typed = self._reader.read()
             except EOFError:
                 if self.interactive:
                     note("Goodbye.")
@@ -128,14 +142,13 @@ class ChatLoop:
                 note("(Ctrl-D or /exit leaves)")
                 continue
             try:
-                if text in ("/exit", "/quit", "/bye"):
+                message, order = _understood(typed, self.interactive)
+                if order in LEAVING:
                     return n_failed
-                if text.startswith("//"):
-                    self._say(text[1:])
-                elif text.startswith("/"):
-                    self._run_command(text)
-                elif text:
-                    self._say(text)
+                if order:
+                    self._run_command(order)
+                elif message:
+                    self._say(message)
             except KeyboardInterrupt:  # in the middle of a command, or once more in the middle of a stop
                 if not self.interactive:
                     raise
@@ -319,7 +332,7 @@ class ChatLoop:
     def _run_command(self, text: str) -> None:
         name, _, rest = text.partition(" ")
         rest = rest.strip()
-        if name == "/help":
+        if name in ("/help", "/?"):
             formatter = Formatter(width=min(100, shutil.get_terminal_size().columns))
             formatter.write_dl([*HELP.items()])
             formatter.write_text(_KEYS)

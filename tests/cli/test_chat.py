@@ -131,6 +131,39 @@ def test_backslash_continues_a_line(run):
     assert both.err.count("tokens per step") == 1
 
 
+@pytest.mark.parametrize(
+    ("typed", "messages"),
+    [
+        ('"""\nTom has\n\n3 apples.\n"""\nAnd she?\n', ["Tom has\n\n3 apples.", "And she?"]),
+        ('"""Tom has\\\n/etc\r\nexit"""  \n', ["Tom has\\\n/etc\nexit"]),
+        ('"""/stats"""\n"""exit"""\nexit\n', ["/stats", "exit", "exit"]),
+        ('""" """\n""""""\nTom has """3""" apples.\n', ['Tom has """3""" apples.']),
+        ('"""\nTom has\n3 apples.', ["Tom has\n3 apples."]),
+        ("", []),
+    ],
+    ids=["lines", "as it is", "no commands", "empty", "not closed", "nothing"],
+)
+def test_three_quotes_hold_a_message_of_several_lines(run, tmp_path, monkeypatch, typed, messages):
+    said = []
+
+    def answer(self, messages, **kwargs):
+        said.append(messages[-1]["content"])
+        yield Piece("Well", (Token(5, "Well"),), 1, "stop")
+
+    monkeypatch.setattr(FlyLlama, "write_chat", answer)
+    assert chat(run, stdin=typed).code == 0
+    assert said == messages
+
+
+def test_words_that_leave_and_list(run, monkeypatch):
+    monkeypatch.setattr(PipeReader, "interactive", True)
+    for word in ("exit", "quit", "/exit", "/quit", "/bye"):
+        result = chat(run, stdin=f" {word} \n{QUESTION}\n")
+        assert result.code == 0 and not result.out, word
+    listed = [chat(run, stdin=f"{word}\n").err.partition("Ctrl-D leaves")[2] for word in ("/help", "/?")]
+    assert listed[0] == listed[1] and all(word in listed[0] for word in ('"""', "exit", "/?"))
+
+
 def talk_of(run, tmp_path, stdin, *arguments):
     """The conversation after these lines, and what was said."""
     file = tmp_path / "talk.json"
@@ -687,9 +720,14 @@ def test_terminal_several_lines_and_history(terminal, tmp_path):
     t.wait_for(PROMPT)
     t.send("one\\\rtwo\x1b\rthree\r")
     t.wait_for("tokens per step")
-    t.leave()
+    t.wait_for(PROMPT)
+    t.send('"""four\rfive"""\r')
+    t.wait_for("tokens per step")
+    t.wait_for(PROMPT)
+    t.send("exit\r")
+    assert t.process.wait(timeout=10) == 0
     history = (tmp_path / "pyfly-cpp" / "chat_history").read_text()
-    assert "+one\n+two\n+three\n" in history
+    assert '+one\n+two\n+three\n' in history and '+"""four\n+five"""\n' in history
 
 
 def test_typing_while_an_answer_comes(terminal):
