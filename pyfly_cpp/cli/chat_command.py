@@ -212,6 +212,10 @@ class ChatLoop:
                 "`pyfly-cpp bench` compares them on your machine."
             )
 
+    def _context(self) -> str:
+        n, n_ctx = self._llm.n_tokens, self._llm.n_ctx()
+        return f"context: {n} of {n_ctx} tokens used, {n_ctx - n} left"
+
     # ---- Answers -----------------------------------------------------------------------------------------------------
 
     def _say(self, text: str) -> None:
@@ -289,7 +293,7 @@ class ChatLoop:
             self._cut = {name: asked.get(name) for name in ("stop", "stopping_criteria")}
             self._cut["prompt"] = [*asked["prompt"], *(token.id for token in said)]
         loop = find_loop(tokens[-_LOOK_BACK:])
-        notes = [llm.stats.since(before_stats).summary()]
+        notes = [llm.stats.since(before_stats).summary(), self._context()]
         if loop is not None and loop.at_end and is_cut:
             notes.insert(0, f"the model repeats the same {counted(loop.period, 'token')} again and again: try /set "
                             "temperature or /set repeat-penalty 1.1, or /regenerate")  # fmt: skip

@@ -47,6 +47,14 @@ def test_answers_on_stdout_and_the_rest_on_stderr(run):
     assert int(re.findall(r"(\d+) tokens in", lines[1])[0]) <= 40
 
 
+def test_the_context_used_and_left_is_shown(run):
+    result = chat(run, "-n", 8, "-c", 512, stdin=f"{QUESTION}\nAnd she?\n/reset\nAnd she?\n")
+    shown = [tuple(map(int, found)) for found in re.findall(r"(\d+) of (\d+) tokens used, (\d+) left", result.err)]
+    assert len(shown) == 3 and all(used + left == n_ctx == 512 for used, n_ctx, left in shown)
+    first, second, anew = (used for used, _, _ in shown)
+    assert second > first > anew > 8
+
+
 def test_a_window_that_fits_in_no_round_is_told_once(run):
     result = chat(run, "--draft-max", 3, "--window", "agree", stdin=f"{QUESTION}\n{QUESTION}\n")
     (line,) = [line for line in result.err.splitlines() if "never accepts" in line]
