@@ -56,7 +56,7 @@ HELP = {
     "/gate [GATE]": f"show or set the gate; exact and stochastic are lossless, others not: {examples(combined=False)}",
     "/preset NAME": f"accept drafts as a preset does: {', '.join(SHIPPED)}",
     "/drafter [WORD]": "show or change the drafter: none, lookup, draft:FILE, ...",
-    "/stats": "counters since the start",
+    "/stats": "drafter, gate, sampling, machine, and counters since the start",
     "/reset": "forget the conversation; /clear does the same",
     "/save FILE": "save the conversation and the settings",
     "/load FILE": "load a saved one",
@@ -64,7 +64,7 @@ HELP = {
 }
 _KEYS = (
     'Several lines: begin the message with """ and end it with """; or start a new line by Alt-Enter (or Esc, Enter), '
-    'or by a backslash at the end of one. Ctrl-C stops an answer. A message that begins with a slash: write //. The '
+    "or by a backslash at the end of one. Ctrl-C stops an answer. A message that begins with a slash: write //. The "
     'word exit as a message: write """exit""".'
 )
 
@@ -85,7 +85,7 @@ def command(options: Options, system: str | None, show_drafts: bool) -> None:
 
     Answers are sampled, and as good as those of the model alone unless you accept others: --preset fast, or --gate.
     """
-    llm = options.load(FlyLlama, trace=show_drafts)
+    llm = options.load(FlyLlama, trace=show_drafts, names_demo=False)
     try:
         options = options.for_chat(llm.metadata)
         llm.decoding = options.decoding
@@ -164,23 +164,37 @@ class ChatLoop:
     # ---- What is shown -----------------------------------------------------------------------------------------------
 
     def _banner(self) -> None:
-        llm, options = self._llm, self._options
-        click.secho(f"pyfly-cpp {__version__}", bold=True, err=True)
-        given = options.models.arguments["n_threads"]
-        threads = counted(llm.n_threads if given == AUTO else given, "thread")
-        if given == AUTO and llm.n_threads > 1:
-            threads += ", fewer if others need the cores"
-        title = f"{shown_name(Path(llm.model_path))} ({quantisation(llm.loaded.native)})"
-        note(f"model: {title}, context of {llm.n_ctx()} tokens; on {options.models.where()}, {threads}")
-        self._show_drafter()
-        self._show_gate()
-        note(f"sampling: temperature {options.sampling['temperature']:g}; /set shows and changes it")
-        if not options.models.formats_chats(llm):
+        """Three lines, unless something is unusual; the rest is in /stats."""
+        llm, models = self._llm, self._options.models
+        kind = ", the demo model" if models.is_demo else f" ({quantisation(llm.loaded.native)})"
+        note(f"model: {shown_name(Path(llm.model_path))}{kind}; context of {llm.n_ctx()} tokens")
+        if llm.drafter is None:
+            note(f"drafts: none ({llm.drafter_reason})")
+        elif not llm.can_speculate:
+            note("drafts: none, because this model's memory cannot be rolled back")
+        else:
+            note(f"drafts: {' and '.join(map(str, llm.resolved.drafters))}; gate: {self._gate_in_short()}")
+        if not models.formats_chats(llm):
             warn("this model has no chat template and may not be made for chat; --chat-format names one")
         if self._show_drafts:
             click.echo(legend(self._colour), err=True, color=self._colour or None)
         if self.interactive:
-            note("/help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves")
+            note("/help: commands, /stats: details; Ctrl-C stops an answer, Ctrl-D leaves")
+
+    def _gate_in_short(self) -> str:
+        gate, window = self._llm.gate, self._llm.window
+        if gate.is_lossless:
+            return f"{gate} ({'probabilities' if gate.draws else 'answers'} stay the same)"
+        shown = window if window.size > 0 else "none"
+        return f"{gate}, window: {shown} (lossy: answers may differ; /gate exact turns it off)"
+
+    def _show_machine(self) -> None:
+        llm, models = self._llm, self._options.models
+        given = models.arguments["n_threads"]
+        threads = counted(llm.n_threads if given == AUTO else given, "thread")
+        if given == AUTO and llm.n_threads > 1:
+            threads += ", fewer if others need the cores"
+        note(f"pyfly-cpp {__version__}, on {models.where()}, {threads}")
 
     def _show_drafter(self) -> None:
         llm = self._llm
@@ -433,12 +447,18 @@ class ChatLoop:
 
     def _show_stats(self) -> None:
         stats = self._llm.stats
+        self._show_machine()
+        self._show_drafter()
+        self._show_gate()
+        note(f"sampling: {self._options.changed('')[1]}")
         n_turns = sum(message["role"] == "assistant" for message in self._conversation.messages)
-        note(f"{counted(n_turns, 'answer')} in this conversation; since the start: {stats.summary()}")
+        note(f"{counted(n_turns, 'answer')} in this conversation; {self._context()}")
+        note(f"since the start: {stats.summary()}")
         if stats.rounds:
             note(
-                f"rejected by gate {stats.rejected_gate}, window {stats.rejected_window}, end of step "
-                f"{stats.rejected_boundary}, safety {stats.rejected_safety}; rolled back {stats.rolled_back}"
+                f"drafts rejected: {stats.rejected_gate} by the gate, {stats.rejected_window} by its window, "
+                f"{stats.rejected_boundary} because a step ended before its window, {stats.rejected_safety} protected "
+                f"tokens; tokens taken back: {stats.rolled_back}"
             )
             note(
                 f"seconds: prompt {stats.seconds_prefill:.2f}, draft {stats.seconds_draft:.2f}, verify "

