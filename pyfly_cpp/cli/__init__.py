@@ -138,7 +138,8 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
 @click.command(
     cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80, "show_default": True},
-    epilog="Example: pyfly-cpp chat -m target.gguf -d draft.gguf",
+    epilog="Example: pyfly-cpp chat -m target.gguf -d draft.gguf\n\n\b\n"
+    'Tab completion (bash): eval "$(_PYFLY_CPP_COMPLETE=bash_source pyfly-cpp)"',
 )
 @click.version_option(__version__, message="pyfly-cpp %(version)s")
 def cli() -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import click
 
 from pyfly_cpp.cli import describe
-from pyfly_cpp.cli.headings import HeadedCommand, declares, number
+from pyfly_cpp.cli.headings import HeadedCommand, declares, more, number, thresholds
 from pyfly_cpp.cli.kinds import PARALLEL_COUNTS, Int, Real, Written
 from pyfly_cpp.cli.loading import MODEL_ARGUMENT, Models, model_options
 from pyfly_cpp.cli.measuring import (
@@ -66,27 +66,27 @@ half. Close other programs first: a single busy one makes every number wrong."""
 _OPTIONS = [
     click.option("-s", "--setting", "settings", multiple=True, metavar="TEXT",
                  help="A setting to measure; can be repeated."),
-    click.option("--sweep", "swept", type=Written("sweep", read_sweep), metavar="GATE[:X,X,...]",
-                 help="Also measure thresholds of one gate: margin, or margin:0.1,0.3,1."),
-    number("--threshold", kind=Real(), help="The threshold of --sweep that --write-preset writes."),
-    number("--least-agreement", kind=Real(0, 1), help="It writes the fastest threshold that agrees with exact this "
-           "much and is surely faster, else exact."),
-    click.option("--write-preset", "preset_file", metavar="FILE", help="Write one threshold of --sweep as a preset."),
-    click.option("--without-plain", is_flag=True, help="Leave out plain decoding."),
+    thresholds("--sweep", "swept", type=Written("sweep", read_sweep), metavar="GATE[:X,X,...]",
+               help="Also measure thresholds of one gate: margin, or margin:0.1,0.3,1."),
+    number("--threshold", declare=thresholds, kind=Real(), help="The threshold of --sweep that --write-preset writes."),
+    number("--least-agreement", declare=thresholds, kind=Real(0, 1), help="It writes the fastest threshold that agrees "
+           "with exact this much and is surely faster, else exact."),
+    thresholds("--write-preset", "preset_file", metavar="FILE", help="Write one threshold of --sweep as a preset."),
+    more("--without-plain", is_flag=True, help="Leave out plain decoding."),
     click.option("--prompts", "prompt_file", metavar="FILE",
                  help="Prompts, .txt or JSONL.  [default: twelve built-in ones]"),
     number("--limit", kind=Int(1), help="Take N prompts, spread evenly over categories."),
     number("-n", "--max-tokens", kind=Int(2), default=128, help="Longest answer in tokens."),
     *SAMPLING_OPTIONS,
-    number("--repeats", kind=Int(1), default=1, help="Passes over the prompts."),
+    number("--repeats", declare=more, kind=Int(1), default=1, help="Passes over the prompts."),
     number("--parallel", "counts", metavar="N,N,...", kind=PARALLEL_COUNTS, help="Measure throughput and latency with "
            "that many requests at a time, each of --n-ctx tokens, instead of one alone."),
     click.option("-o", "--output", metavar="FILE",
                  help="Write every measurement, with machine, versions and hashes, as JSON."),
-    click.option("--json", "as_json", is_flag=True, help="Print that instead of the tables."),
-    click.option("--markdown", "markdown_file", metavar="FILE", help="Write the tables."),
-    click.option("--plot", "plot_file", metavar="FILE", help="Write a PNG (needs matplotlib)."),
-    click.option("--force", is_flag=True, help="Overwrite files that exist, and start over."),
+    more("--json", "as_json", is_flag=True, help="Print that instead of the tables."),
+    more("--markdown", "markdown_file", metavar="FILE", help="Write all tables."),
+    more("--plot", "plot_file", metavar="FILE", help="Write a PNG (needs matplotlib)."),
+    more("--force", is_flag=True, help="Overwrite files that exist, and start over."),
 ]  # fmt: skip
 
 

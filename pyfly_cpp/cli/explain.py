@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from pyfly_cpp.cli import if_interrupted
-from pyfly_cpp.cli.headings import HeadedCommand, declares, number
+from pyfly_cpp.cli.headings import HeadedCommand, declares, number, sampling
 from pyfly_cpp.cli.kinds import SEED, Int
 from pyfly_cpp.cli.loading import Models, model_options, reading
 from pyfly_cpp.cli.measuring import open_session, preset_settings
@@ -35,7 +35,7 @@ _OPTIONS = [
     click.option("--system", type=TEXT, metavar="TEXT", help="System prompt."),
     number("-n", "--max-tokens", kind=Int(1), default=256, help="Longest answer in tokens."),
     TEMPERATURE_OPTION,
-    number("--seed", kind=SEED, default=0, help="Seed of the sampling."),
+    number("--seed", declare=sampling, kind=SEED, default=0, help="Seed of the sampling."),
     click.option("-o", "--output", default="explain.html", metavar="FILE", help="The page to write."),
     click.option("--force", is_flag=True, help="Overwrite a file that exists."),
 ]  # fmt: skip

@@ -280,7 +280,7 @@ def _drafter_option(option: AnyOption) -> Declared:
     )  # fmt: skip
 
 
-N_THREADS_OPTION = number("-t", "--n-threads", kind=THREAD_COUNT, default=AUTO_THREADS,
+N_THREADS_OPTION = number("-t", "--n-threads", declare=machine, kind=THREAD_COUNT, default=AUTO_THREADS,
                           help="Threads; auto: the physical cores, fewer while other programs use some.")  # fmt: skip
 N_GPU_LAYERS_OPTION = number(
     "--n-gpu-layers", "-ngl", declare=machine, kind=Int(min=-1), default=-1, show_default=False,
@@ -298,10 +298,8 @@ _WHAT: list[Declared] = [
     click.option("-d", "--draft", "-md", metavar="FILE",
                  help="Small GGUF model (with --drafter cross, of any vocabulary), or a head."),
     click.option("--drafter", metavar="WORD", type=DRAFTER, default=AUTO,
-                 help=f"The drafter: {written_drafters()} (--draft may also give its file), or none; auto: "
-                 "the preset's, else the model's MTP head, else --draft or a fitting file on this machine (see "
-                 "`models pair`) and prompt lookup, else prompt lookup and, without a GPU, the demo model if it is far "
-                 "smaller. Of two drafters, the second drafts for one request at a time only."),
+                 help=f"What drafts: {written_drafters()}, or none. auto: the preset's, the model's MTP head, --draft "
+                 "or a file on this machine that fits (`models pair`), or prompt lookup, in this order."),
 ]  # fmt: skip
 
 _HOW: dict[str, Declared] = {

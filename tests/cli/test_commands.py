@@ -17,6 +17,7 @@ from gguf_edit import edit_gguf
 import pyfly_cpp
 from pyfly_cpp import _native
 from pyfly_cpp.cli import _COMMANDS, cli
+from pyfly_cpp.cli.headings import HeadedCommand
 from pyfly_cpp.cli.text import repaired
 from pyfly_cpp.errors import NativeError
 from pyfly_cpp.machine import extra_buffers
@@ -426,11 +427,42 @@ def test_one_name_for_one_option_on_every_command():
     assert not takes_value["--json"] and not takes_value["--force"]
 
 
-@pytest.mark.parametrize("name", [name for name, _ in every_command()])
-def test_a_help_fits_80_columns(run, name):
-    result = run(*name.split(), "--help")
+HEADED = {name: command for name, command in every_command() if isinstance(command, HeadedCommand)}
+
+
+@pytest.mark.parametrize(
+    ("name", "word"), [*((name, "--help") for name, _ in every_command()), *((name, "--help-all") for name in HEADED)]
+)
+def test_a_help_fits_80_columns(run, name, word):
+    result = run(*name.split(), word)
     assert result.code == 0 and max(map(len, result.out.splitlines())) <= 80
     assert not re.search(r"\w-\n", result.out), "names are not broken at their hyphens"
+
+
+@pytest.mark.parametrize("name", HEADED)
+def test_a_help_lists_what_most_need_and_another_everything(run, name):
+    def listed(word):
+        options = run(name, word).out.partition("\nOptions:\n")[2]
+        records = re.findall(r"^  (-\S.*?)(?:  .*)?$", options, re.MULTILINE)
+        return {option for record in records for option in re.findall(r"--[\w-]+", record)}
+
+    options = [param for param in HEADED[name].params if param.param_type_name == "option" and not param.hidden]
+    few, everything = listed("--help"), listed("--help-all")
+    n_few = sum(bool(few & {*param.opts}) for param in options)
+    assert 6 <= n_few <= 14 and "--help-all" in few
+    assert all(few & {*param.opts} for param in options if param.required)
+    assert everything == {opt for param in options for opt in (*param.opts, *param.secondary_opts)
+                          if opt.startswith("--")} | {"--help"}  # fmt: skip
+
+
+def test_tab_completion_is_as_the_help_tells(run, monkeypatch):
+    (script,) = re.findall(r'eval "\$\((\w+)=(bash)_source pyfly-cpp\)"', run("--help").out)
+    variable, shell = script
+    monkeypatch.setenv(variable, f"{shell}_complete")
+    for words, expected in (("pyfly-cpp ch", "plain,chat"), ("pyfly-cpp chat --dr", "plain,--draft")):
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+        assert expected in run().out.splitlines()
 
 
 # ---- doctor ----------------------------------------------------------------------------------------------------------
