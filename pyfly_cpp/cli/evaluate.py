@@ -12,7 +12,7 @@ import click
 from pyfly_cpp.cli.headings import HeadedCommand, declares, more, number, sampling
 from pyfly_cpp.cli.kinds import PARALLEL_COUNT, SEED, Int
 from pyfly_cpp.cli.loading import Models, model_options
-from pyfly_cpp.cli.measuring import choose_settings, open_session, resume_if_interrupted, show_table, terminal_width
+from pyfly_cpp.cli.measuring import choose_settings, open_session, resume_if_interrupted, show_table
 from pyfly_cpp.cli.options import TEMPERATURE_OPTION
 from pyfly_cpp.cli.progress import progress_bar
 from pyfly_cpp.cli.terminal import note, write, write_sentences
@@ -159,14 +159,11 @@ def command(
     if as_json:
         write(text)
     else:
-        whole = report.task_cells(table)
-        together = f", {n_parallel} requests at a time (tokens/s of all)" if n_parallel > 1 else ""
-        title = f"{table.title}, n = {table.n_complete}{together}"
-        for head, body in [whole] if terminal_width() >= 170 else report.halves(*whole):
-            show_table(title, head, body)
+        together = f", {n_parallel} requests at a time" if n_parallel > 1 else ""
+        show_table(f"{table.title}, n = {table.n_complete}{together}", *report.short_task_cells(table), width=100)
         for sentence in report.task_notes(table):
             write_sentences(sentence)
-    note(f"Written to {folder}")
+    note(f"Written to {folder}; all columns are in {journal.TABLE_MARKDOWN}")
 
 
 def _resolve_parallel(parallel: int | str, models: Models, folder: Path | None) -> int:

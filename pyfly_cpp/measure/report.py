@@ -9,7 +9,7 @@ from typing import Any
 from pyfly_cpp.decoding import Decoding, short_names
 from pyfly_cpp.errors import counted
 from pyfly_cpp.measure.load import Load
-from pyfly_cpp.measure.quality import BASELINE, SettingResult, Table
+from pyfly_cpp.measure.quality import BASELINE, Table
 from pyfly_cpp.measure.speed import Measured, Memory, Summary, summarise
 from pyfly_cpp.measure.statistics import Interval
 from pyfly_cpp.measure.sweep import Point
@@ -62,8 +62,7 @@ _LOOSE: Column = ("loose", lambda row: percent(row.loose_rate))
 _SAME: Column = ("same text", lambda row: percent(row.same_output, 0))
 """Of each `Pace`; the last one of those that have `same_output`."""
 _ANSWER: Column = ("tokens", lambda row: number(row.mean_tokens, 0))
-_ABOUT_SPEED = [head for head, _ in (_TOKENS, _PLAIN, _EXACT, _PER_STEP, _LOOSE, _ANSWER)]
-"""Columns of the table of a task that are not about quality."""
+_FLIPS: Column = ("harmful / helpful", lambda row: f"{row.flips.harmful} / {row.flips.helpful}" if row.flips else NONE)
 
 
 def _cells(columns: Sequence[Column], rows: Sequence[Any]) -> Cells:
@@ -194,17 +193,11 @@ def sweep_cells(points: Sequence[Point]) -> Cells:
 
 def task_cells(table: Table) -> Cells:
     """The table of a task; without the factors over a setting that did not run."""
-
-    def against(text: Callable[[SettingResult], str]) -> Callable[[SettingResult], str]:
-        return lambda row: text(row) if row.flips else NONE
-
     columns: list[Column] = [
-        _setting(table.rows),
-        (table.criterion, lambda row: f"{row.n_correct}/{row.n}"),
-        (f"{table.criterion}, % [95% CI]", lambda row: interval(row.accuracy, "{:.1f}", 100)),
+        *_score(table),
         ("recovery [95% CI]", lambda row: interval(row.recovery)),
-        ("harmful / helpful", against(lambda row: f"{row.flips.harmful} / {row.flips.helpful}")),  # type: ignore[union-attr]
-        ("p", against(lambda row: f"{row.flips.p:.2g}")),  # type: ignore[union-attr]
+        _FLIPS,
+        ("p", lambda row: f"{row.flips.p:.2g}" if row.flips else NONE),
         _SAME, _TOKENS, _PLAIN, _EXACT, _PER_STEP, _LOOSE,
         ("loops", lambda row: f"{row.n_loops}"),
         _ANSWER,
@@ -214,11 +207,17 @@ def task_cells(table: Table) -> Cells:
     return _cells([column for column in columns if column not in left_out], table.rows)
 
 
-def halves(head: list[str], body: list[list[str]]) -> list[Cells]:
-    """The table in two, quality and speed, for a narrow terminal."""
-    speed = [i for i, name in enumerate(head) if i == 0 or name in _ABOUT_SPEED]
-    quality = [i for i, name in enumerate(head) if name not in _ABOUT_SPEED]
-    return [([head[i] for i in part], [[row[i] for i in part] for row in body]) for part in (quality, speed)]
+def short_task_cells(table: Table) -> Cells:
+    """What people look for first in the table of a task; it fits 100 columns."""
+    return _cells([*_score(table), _FLIPS, _SAME, _EXACT], table.rows)
+
+
+def _score(table: Table) -> list[Column]:
+    return [
+        _setting(table.rows),
+        (table.criterion, lambda row: f"{row.n_correct}/{row.n}"),
+        (f"{table.criterion}, % [95% CI]", lambda row: interval(row.accuracy, "{:.1f}", 100)),
+    ]
 
 
 # ---- Sentences -------------------------------------------------------------------------------------------------------

@@ -61,7 +61,8 @@ def test_eval(run, data, tmp_path):
     ]
     result = run(evaluate, *arguments, "-s", "margin:0.5 agree:0")
     assert result.exit_code == 0, result.output
-    assert "margin:0.5" in result.stdout and "0/4" in result.stdout
+    assert "margin:0.5" in result.stdout and "0/4" in result.stdout and "table.md" in result.stderr
+    assert max(len(line) for line in result.stdout.splitlines() if line[:1] in "┏┃┡│└") <= 100
     table = json.loads((tmp_path / "run" / "table.json").read_text())
     assert [row["setting"] for row in table["table"]["rows"]] == ["plain", "exact", "margin:0.5"]
     assert table["table"]["n_complete"] == 4 and table["run"]["model"]["sha256"] and table["run"]["data_sha256"]
