@@ -27,7 +27,7 @@ from pyfly_cpp.cli.measuring import (
 from pyfly_cpp.cli.options import SAMPLING_OPTIONS
 from pyfly_cpp.cli.progress import progress_bar
 from pyfly_cpp.cli.terminal import note, write, write_sentences
-from pyfly_cpp.decoding import AS_IN_CHAT, Decoding, short_names, written
+from pyfly_cpp.decoding import AS_IN_CHAT, Decoding, written
 from pyfly_cpp.decoding.gates import Gate
 from pyfly_cpp.decoding.presets import Preset, save_preset
 from pyfly_cpp.errors import counted
@@ -83,6 +83,8 @@ _OPTIONS = [
            "that many requests at a time, each of --n-ctx tokens, instead of one alone."),
     click.option("-o", "--output", metavar="FILE",
                  help="Write every measurement, with machine, versions and hashes, as JSON."),
+    click.option("--details", is_flag=True, help="Also print where the time went, memory, acceptance by depth and "
+                 "speed by category; with --parallel, latency."),
     more("--json", "as_json", is_flag=True, help="Print that instead of the tables."),
     more("--markdown", "markdown_file", metavar="FILE", help="Write all tables."),
     more("--plot", "plot_file", metavar="FILE", help="Write a PNG (needs matplotlib)."),
@@ -109,6 +111,7 @@ def command(
     repeats: int,
     counts: tuple[int, ...] | None,
     output: str | None,
+    details: bool,
     as_json: bool,
     markdown_file: str | None,
     plot_file: str | None,
@@ -180,7 +183,7 @@ def command(
         else:
             for fact in facts:
                 write_sentences(fact)
-            for table in found.tables:
+            for table in found.tables if details else found.tables[: found.n_first]:
                 show_table("", *table)
             write_sentences(found.note)
             if found.verdict:
@@ -283,8 +286,8 @@ def _keeping(
         row = [measured.get(replace(new, setting=str(setting)).key) for setting in settings]
         there = [one for one in row if one is not None]
         if len(there) == len(row) and not sys.stderr.isatty():
-            names = short_names(one.setting for one in there)
-            speeds = ", ".join(f"{names[one.setting]} {one.tokens_per_second:.1f}" for one in there)
+            names = report.bench_names(one.setting for one in there)
+            speeds = "; ".join(f"{names[one.setting]} {one.tokens_per_second:.1f}" for one in there)
             n_parallel = f", {new.n_parallel} requests" if new.n_parallel > 1 else ""
             note(f"{new.prompt.id}{n_parallel}: {speeds} tokens/s")
 
@@ -295,6 +298,8 @@ class Found(NamedTuple):
     """The result."""
 
     tables: list[report.Cells]
+    n_first: int
+    """How many of them are printed without --details."""
     note: str
     verdict: str
     """In one sentence; empty if nothing was compared with plain decoding."""
@@ -310,12 +315,13 @@ def _alone(measured: list[Measured], memory: dict[str, Memory], chat: str, point
         "by_category": {category: for_json(summarise(measured, category)) for category in report.categories(measured)},
     }
     verdict = report.verdict(summarise(measured), chat)
-    tables, said = report.tables(measured, memory, chat), report.NOTE
+    (first, *others), swept, said = report.tables(measured, memory, chat), [], report.NOTE
     if points:
         record["sweep"] = for_json(points)
-        tables.append(report.sweep_cells(points))
+        swept = [report.sweep_cells(points)]
         said += f" {report.SWEEP_NOTE}"
-    return Found(tables, said, verdict, [], {**record, "verdict": verdict})
+    tables = [first, *swept, *others]
+    return Found(tables, 1 + len(swept), said, verdict, [], {**record, "verdict": verdict})
 
 
 def _several(measured: list[Measured], counts: tuple[int, ...], prompts: list[BenchPrompt]) -> Found:
@@ -324,4 +330,4 @@ def _several(measured: list[Measured], counts: tuple[int, ...], prompts: list[Be
     if any(len(prompt.turns) > 1 for prompt in prompts):
         facts.append("of conversations, the first turn")
     tables = [report.throughput_cells(loads), report.latency_cells(loads)]
-    return Found(tables, report.PARALLEL_NOTE, "", facts, {"parallel": list(counts), "loads": for_json(loads)})
+    return Found(tables, 1, report.PARALLEL_NOTE, "", facts, {"parallel": list(counts), "loads": for_json(loads)})

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from pyfly_cpp.decoding import Decoding, short_names
+from pyfly_cpp.decoding import EXACT, Decoding, short_names
 from pyfly_cpp.errors import counted
 from pyfly_cpp.measure.load import Load
 from pyfly_cpp.measure.quality import BASELINE, Table
@@ -75,6 +75,19 @@ def _setting(rows: Sequence[Any]) -> Column:
     return "setting", lambda row: names[row.setting]
 
 
+def bench_names(settings: Iterable[str], chat: str = "") -> dict[str, str]:
+    """Names of settings in a benchmark, where some are governed and the others draft at full length. `chat`: the
+    setting of chats."""
+    marks = {chat: " (as in chat)", str(EXACT): ", fixed length"}
+    return {name: f"{short}{marks.get(name, '')}" for name, short in short_names(settings).items()}
+
+
+def _of_bench(rows: Sequence[Any], chat: str = "") -> Column:
+    """The column of the settings' names in a benchmark."""
+    names = bench_names((row.setting for row in rows), chat)
+    return "setting", lambda row: names[row.setting]
+
+
 def _of_summary(column: Column, head: str | None = None) -> Column:
     """A column of the summaries of loads."""
     return head or column[0], lambda load: column[1](load.summary)
@@ -82,10 +95,9 @@ def _of_summary(column: Column, head: str | None = None) -> Column:
 
 def speed_cells(summaries: Sequence[Summary], chat: str = "") -> Cells:
     """The table of speeds. `chat`: the setting of chats."""
-    head, name = _setting(summaries)
-    setting: Column = head, lambda row: f"{name(row)} (as in chat)" if row.setting == chat else name(row)
     accepted: Column = "accepted", lambda row: percent(row.acceptance, 0)
-    return _cells([setting, _TOKENS, _PLAIN, _EXACT, _PER_STEP, accepted, _LOOSE, _SAME], summaries)
+    columns = [_of_bench(summaries, chat), _TOKENS, _PLAIN, _EXACT, _PER_STEP, accepted, _LOOSE, _SAME]
+    return _cells(columns, summaries)
 
 
 def time_cells(summaries: Sequence[Summary], memory: Mapping[str, Memory]) -> Cells:
@@ -99,12 +111,12 @@ def time_cells(summaries: Sequence[Summary], memory: Mapping[str, Memory]) -> Ce
         return f"{size.resident:.0f} ({size.growth:+.0f})" if size is not None else NONE
 
     shares = map(share, ("draft", "verify", "gate", "python", "rest"))
-    return _cells([_setting(summaries), *shares, ("MiB (more than the target alone)", used)], summaries)
+    return _cells([_of_bench(summaries), *shares, ("MiB (more than the target alone)", used)], summaries)
 
 
 def depth_cells(summaries: Sequence[Summary]) -> Cells:
     """The table of acceptance by depth, of the settings that drafted."""
-    names = short_names(s.setting for s in summaries)
+    names = bench_names(s.setting for s in summaries)
     body = []
     for s in summaries:
         depths = " ".join(f"{100 * share:.0f}" for share in s.acceptance_at_depth[:16])
@@ -143,7 +155,7 @@ def latency_cells(loads: Sequence[Load]) -> Cells:
 
 def _load(loads: Sequence[Load]) -> list[Column]:
     """The columns that name a load."""
-    return [_of_summary(_setting([load.summary for load in loads])), ("requests", lambda load: f"{load.n_parallel}")]
+    return [_of_summary(_of_bench([load.summary for load in loads])), ("requests", lambda load: f"{load.n_parallel}")]
 
 
 def categories(measured: Sequence[Measured]) -> list[str]:
@@ -160,7 +172,7 @@ def category_cells(measured: Sequence[Measured]) -> Cells:
     settings = [s.setting for s in summarise(measured) if s.setting != base]
     head = [f"x {base}", *names]
     body = []
-    short = short_names(settings)
+    short = bench_names(settings)
     for setting in settings:
         found = [by_name[name][setting] for name in names]
         body.append(
@@ -170,7 +182,7 @@ def category_cells(measured: Sequence[Measured]) -> Cells:
 
 
 def tables(measured: Sequence[Measured], memory: Mapping[str, Memory], chat: str = "") -> list[Cells]:
-    """All tables of requests that ran alone."""
+    """All tables of requests that ran alone, that of the speeds first."""
     summaries = summarise(measured)
     out = [speed_cells(summaries, chat), time_cells(summaries, memory)]
     depths = depth_cells(summaries)
@@ -183,8 +195,9 @@ def tables(measured: Sequence[Measured], memory: Mapping[str, Memory], chat: str
 
 def sweep_cells(points: Sequence[Point]) -> Cells:
     """The table of a gate's thresholds."""
+    names = bench_names(point.setting for point in points)
     columns: list[Column] = [
-        ("threshold", lambda point: point.setting),
+        ("threshold", lambda point: names[point.setting]),
         *map(_of_summary, (_EXACT, _PER_STEP, _LOOSE)),
         ("agreement with exact [95% CI]", lambda point: interval(point.agreement)),
     ]
@@ -262,7 +275,8 @@ def verdict(summaries: Sequence[Summary], chat: str) -> str:
     others = [s for s in summaries if s.speedup_plain and s is not governed and Decoding.parse(s.setting).is_exact]
     best = max(others, key=lambda s: s.speedup_plain.estimate if s.speedup_plain else 0.0, default=None)
     if best is not None and best.speedup_plain is not None and best.speedup_plain.low > gain.estimate:
-        said += f". The lossless setting {best.setting} is {_in_words(best.speedup_plain)} times as fast"
+        name = bench_names([best.setting])[best.setting]
+        said += f". The lossless setting `{name}` is {_in_words(best.speedup_plain)} times as fast"
     return said + "."
 
 

@@ -499,8 +499,9 @@ def test_devices_of_the_commands(run):
     where = ["--devices", "none", "--draft", DRAFT, "--draft-devices", "none"]
     result = run("complete", "--model", TARGET, *where, *ONE_THREAD, "--max-tokens", 5, "Tom has")
     assert result.code == 0
-    result = run("bench", "--model", TARGET, *where, *ONE_THREAD, "--limit", 1, "--max-tokens", 4, "--without-plain")
-    assert result.code == 0
+    few = ("--limit", 1, "--max-tokens", 4, "--without-plain", "--details")
+    result = run("bench", "--model", TARGET, *where, *ONE_THREAD, *few)
+    assert result.code == 0 and result.out.count("┏") > 1 and "draft of a step" in result.out
     assert "layers on the GPU, devices: none, draft_devices: none" in result.out
 
 

@@ -246,6 +246,8 @@ def test_bench(run, tmp_path):
     assert set(record["memory_mib"]) == {"plain", "exact adaptive", "exact", "margin:0.5"}
     assert {"plain", "exact adaptive", "exact", "margin:0.5"} == {s["setting"] for s in record["summaries"]}
     assert "total tokens over total seconds" in result.stdout and "# Speed" in (tmp_path / "b.md").read_text()
+    assert result.stdout.count("┏") == 1 and "exact, fixed length" in result.stdout
+    assert (tmp_path / "b.md").read_text().count("\n| --- ") > 1, "a file has all tables"
     assert "tokens, greedy" in result.stdout
     refused(run(bench, "--limit", 1, *files), "b.json exists already", "--force")
     refused(run(bench, "-o", tmp_path / "b.json" / "x.json"), "cannot be written to")
@@ -371,12 +373,13 @@ def test_bench_without_a_file_goes_on_too(run, tmp_path, stopped_after):
 def test_bench_of_several_at_once(run, tmp_path):
     files = ["-o", tmp_path / "b.json", "--markdown", tmp_path / "b.md"]
     few = ["-s", "exact lookup adaptive", "--limit", 4, "--max-tokens", 12]
-    result = run(bench, *few, "--parallel", "3,1", *files)
+    result = run(bench, *few, "--parallel", "3,1", "--details", *files)
     assert result.exit_code == 0, result.output
     record = json.loads((tmp_path / "b.json").read_text())
     assert record["parallel"] == [1, 3] and len(record["measured"]) == 4 * 4 * 2 == 4 * len(record["loads"])
     assert record["loads"][0]["seconds_first_token"]["p95"] > 0 and record["models"]["n_ctx"] == 1024
     assert "first token" in result.stdout and "| plain | 3 |" in (tmp_path / "b.md").read_text()
+    assert result.stdout.count("┏") == 2 and "exact, fixed length" in result.stdout
     refused(run(bench, *few, "--parallel", 5), "5 requests at a time need as many prompts", "there are 4")
     refused(run(bench, *few, "--parallel", "1,x"), "is not a number of requests from 1 on")
     refused(run(bench, *few, "--parallel", 2, "--plot", tmp_path / "p.png"), "--plot")
