@@ -548,6 +548,11 @@ def test_explain(run, tmp_path):
     assert "margin:0.7" in path.read_text(encoding="utf-8")
     assert run(explain, "Tell.", "-n", 4, "--force", "-o", path).exit_code == 0
     assert "Lossless" in path.read_text(encoding="utf-8"), "no gate was asked for"
+    assert "exact adaptive" in path.read_text(encoding="utf-8"), "drafts are governed, as in chat"
+    for fixed, shown in (("exact k=2", "exact k=2"), ("exact no-adaptive", "exact no-adaptive"), ("plain", "plain")):
+        assert run(explain, "Tell.", "-n", 4, "--force", "-o", path, "-s", fixed).exit_code == 0
+        page = path.read_text(encoding="utf-8")
+        assert f"; {shown}." in page and ("full length" in page) == (fixed != "plain")
     refused(run(explain, "x", "-o", path), "exists already")
     refused(run(explain, " ", "-o", tmp_path / "f.html"), "the prompt is empty")
     refused(run(explain, "x", "-s", "margn:1", "-o", tmp_path / "f.html"), "Did you mean 'margin'")
