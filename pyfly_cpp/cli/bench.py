@@ -141,7 +141,7 @@ def command(
     known, keep = _keeping(journal, chosen)
     memory = {} if counts else measure_memory(session.generator, prompts[0], chosen)
     n_each = len(counts) * len(prompts) if counts else sum(len(prompt.turns) for prompt in prompts)
-    with progress_bar(n_each * len(chosen) * repeats, "bench", lines=False) as progress:
+    with progress_bar("bench", n_each * repeats, len(chosen)) as progress:
         measured = measure(
             session.generator, prompts, chosen, max_tokens, repeats, progress, known, keep, sampling, counts
         )

@@ -137,7 +137,7 @@ def command(
     if task.runs_code:
         contained = "model code is contained by: bubblewrap, limits"
         note(NOT_CONTAINED if containment == "none" else contained)
-    with progress_bar(len(items) * len(chosen), task.name) as advance:
+    with progress_bar(task.name, len(items), len(chosen)) as advance:
 
         def progress(done: int, _: int, line: Row) -> None:
             advance(done, f"{line['item']} {line['setting']}")
