@@ -73,3 +73,10 @@ __all__ = [  # noqa: RUF022 - the API pages begin with what most people use
     "load_preset",
     "verify",
 ]
+
+_ROOMS = ("decoding", "engine", "errors")
+"""Packages and modules with more public names."""
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *_ROOMS, *(name for name in globals() if name.startswith("__"))]

@@ -22,7 +22,7 @@ from pyfly_cpp.errors import NamingError, did_you_mean
 _COMMANDS = {
     "chat": ("chat_command", "Talk to a model."),
     "demo": ("demo", "See one answer without drafts and with them."),
-    "complete": ("complete", "Complete a prompt: argument or stdin to stdout."),
+    "complete": ("complete", "Answer a prompt: argument or stdin to stdout."),
     "serve": ("serve_command", "Serve a model to programs, and on a web page."),
     "bench": ("bench", "Measure the speed without drafts and with them."),
     "eval": ("evaluate", "Measure the quality of answers, and the speed, on a task."),
@@ -137,7 +137,8 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
 @click.command(
     cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80, "show_default": True},
-    epilog="Example: pyfly-cpp chat -m target.gguf -d draft.gguf",
+    epilog="Example: pyfly-cpp chat -m target.gguf -d draft.gguf\n\n\b\n"
+    'Tab completion (bash): eval "$(_PYFLY_CPP_COMPLETE=bash_source pyfly-cpp)"',
 )
 @click.version_option(__version__, message="pyfly-cpp %(version)s")
 def cli() -> None:

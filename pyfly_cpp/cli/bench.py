@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import click
 
 from pyfly_cpp.cli import describe
-from pyfly_cpp.cli.headings import HeadedCommand, declares, number
+from pyfly_cpp.cli.headings import HeadedCommand, declares, more, number, thresholds
 from pyfly_cpp.cli.kinds import PARALLEL_COUNTS, Int, Real, Written
 from pyfly_cpp.cli.loading import MODEL_ARGUMENT, Models, model_options
 from pyfly_cpp.cli.measuring import (
@@ -27,7 +27,7 @@ from pyfly_cpp.cli.measuring import (
 from pyfly_cpp.cli.options import SAMPLING_OPTIONS
 from pyfly_cpp.cli.progress import progress_bar
 from pyfly_cpp.cli.terminal import note, write, write_sentences
-from pyfly_cpp.decoding import AS_IN_CHAT, Decoding, short_names, written
+from pyfly_cpp.decoding import AS_IN_CHAT, Decoding, written
 from pyfly_cpp.decoding.gates import Gate
 from pyfly_cpp.decoding.presets import Preset, save_preset
 from pyfly_cpp.errors import counted
@@ -66,27 +66,29 @@ half. Close other programs first: a single busy one makes every number wrong."""
 _OPTIONS = [
     click.option("-s", "--setting", "settings", multiple=True, metavar="TEXT",
                  help="A setting to measure; can be repeated."),
-    click.option("--sweep", "swept", type=Written("sweep", read_sweep), metavar="GATE[:X,X,...]",
-                 help="Also measure thresholds of one gate: margin, or margin:0.1,0.3,1."),
-    number("--threshold", kind=Real(), help="The threshold of --sweep that --write-preset writes."),
-    number("--least-agreement", kind=Real(0, 1), help="It writes the fastest threshold that agrees with exact this "
-           "much and is surely faster, else exact."),
-    click.option("--write-preset", "preset_file", metavar="FILE", help="Write one threshold of --sweep as a preset."),
-    click.option("--without-plain", is_flag=True, help="Leave out plain decoding."),
+    thresholds("--sweep", "swept", type=Written("sweep", read_sweep), metavar="GATE[:X,X,...]",
+               help="Also measure thresholds of one gate: margin, or margin:0.1,0.3,1."),
+    number("--threshold", declare=thresholds, kind=Real(), help="The threshold of --sweep that --write-preset writes."),
+    number("--least-agreement", declare=thresholds, kind=Real(0, 1), help="It writes the fastest threshold that agrees "
+           "with exact this much and is surely faster, else exact."),
+    thresholds("--write-preset", "preset_file", metavar="FILE", help="Write one threshold of --sweep as a preset."),
+    more("--without-plain", is_flag=True, help="Leave out plain decoding."),
     click.option("--prompts", "prompt_file", metavar="FILE",
                  help="Prompts, .txt or JSONL.  [default: twelve built-in ones]"),
     number("--limit", kind=Int(1), help="Take N prompts, spread evenly over categories."),
     number("-n", "--max-tokens", kind=Int(2), default=128, help="Longest answer in tokens."),
     *SAMPLING_OPTIONS,
-    number("--repeats", kind=Int(1), default=1, help="Passes over the prompts."),
+    number("--repeats", declare=more, kind=Int(1), default=1, help="Passes over the prompts."),
     number("--parallel", "counts", metavar="N,N,...", kind=PARALLEL_COUNTS, help="Measure throughput and latency with "
            "that many requests at a time, each of --n-ctx tokens, instead of one alone."),
     click.option("-o", "--output", metavar="FILE",
                  help="Write every measurement, with machine, versions and hashes, as JSON."),
-    click.option("--json", "as_json", is_flag=True, help="Print that instead of the tables."),
-    click.option("--markdown", "markdown_file", metavar="FILE", help="Write the tables."),
-    click.option("--plot", "plot_file", metavar="FILE", help="Write a PNG (needs matplotlib)."),
-    click.option("--force", is_flag=True, help="Overwrite files that exist, and start over."),
+    click.option("--details", is_flag=True, help="Also print where the time went, memory, acceptance by depth and "
+                 "speed by category; with --parallel, latency."),
+    more("--json", "as_json", is_flag=True, help="Print that instead of the tables."),
+    more("--markdown", "markdown_file", metavar="FILE", help="Write all tables."),
+    more("--plot", "plot_file", metavar="FILE", help="Write a PNG (needs matplotlib)."),
+    more("--force", is_flag=True, help="Overwrite files that exist, and start over."),
 ]  # fmt: skip
 
 
@@ -109,6 +111,7 @@ def command(
     repeats: int,
     counts: tuple[int, ...] | None,
     output: str | None,
+    details: bool,
     as_json: bool,
     markdown_file: str | None,
     plot_file: str | None,
@@ -138,7 +141,7 @@ def command(
     known, keep = _keeping(journal, chosen)
     memory = {} if counts else measure_memory(session.generator, prompts[0], chosen)
     n_each = len(counts) * len(prompts) if counts else sum(len(prompt.turns) for prompt in prompts)
-    with progress_bar(n_each * len(chosen) * repeats, "bench", lines=False) as progress:
+    with progress_bar("bench", n_each * repeats, len(chosen)) as progress:
         measured = measure(
             session.generator, prompts, chosen, max_tokens, repeats, progress, known, keep, sampling, counts
         )
@@ -180,7 +183,7 @@ def command(
         else:
             for fact in facts:
                 write_sentences(fact)
-            for table in found.tables:
+            for table in found.tables if details else found.tables[: found.n_first]:
                 show_table("", *table)
             write_sentences(found.note)
             if found.verdict:
@@ -283,8 +286,8 @@ def _keeping(
         row = [measured.get(replace(new, setting=str(setting)).key) for setting in settings]
         there = [one for one in row if one is not None]
         if len(there) == len(row) and not sys.stderr.isatty():
-            names = short_names(one.setting for one in there)
-            speeds = ", ".join(f"{names[one.setting]} {one.tokens_per_second:.1f}" for one in there)
+            names = report.bench_names(one.setting for one in there)
+            speeds = "; ".join(f"{names[one.setting]} {one.tokens_per_second:.1f}" for one in there)
             n_parallel = f", {new.n_parallel} requests" if new.n_parallel > 1 else ""
             note(f"{new.prompt.id}{n_parallel}: {speeds} tokens/s")
 
@@ -295,6 +298,8 @@ class Found(NamedTuple):
     """The result."""
 
     tables: list[report.Cells]
+    n_first: int
+    """How many of them are printed without --details."""
     note: str
     verdict: str
     """In one sentence; empty if nothing was compared with plain decoding."""
@@ -310,12 +315,13 @@ def _alone(measured: list[Measured], memory: dict[str, Memory], chat: str, point
         "by_category": {category: for_json(summarise(measured, category)) for category in report.categories(measured)},
     }
     verdict = report.verdict(summarise(measured), chat)
-    tables, said = report.tables(measured, memory, chat), report.NOTE
+    (first, *others), swept, said = report.tables(measured, memory, chat), [], report.NOTE
     if points:
         record["sweep"] = for_json(points)
-        tables.append(report.sweep_cells(points))
+        swept = [report.sweep_cells(points)]
         said += f" {report.SWEEP_NOTE}"
-    return Found(tables, said, verdict, [], {**record, "verdict": verdict})
+    tables = [first, *swept, *others]
+    return Found(tables, 1 + len(swept), said, verdict, [], {**record, "verdict": verdict})
 
 
 def _several(measured: list[Measured], counts: tuple[int, ...], prompts: list[BenchPrompt]) -> Found:
@@ -324,4 +330,4 @@ def _several(measured: list[Measured], counts: tuple[int, ...], prompts: list[Be
     if any(len(prompt.turns) > 1 for prompt in prompts):
         facts.append("of conversations, the first turn")
     tables = [report.throughput_cells(loads), report.latency_cells(loads)]
-    return Found(tables, report.PARALLEL_NOTE, "", facts, {"parallel": list(counts), "loads": for_json(loads)})
+    return Found(tables, 1, report.PARALLEL_NOTE, "", facts, {"parallel": list(counts), "loads": for_json(loads)})

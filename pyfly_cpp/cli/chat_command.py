@@ -23,7 +23,7 @@ from pyfly_cpp.cli.headings import Formatter, HeadedCommand
 from pyfly_cpp.cli.kinds import DRAFTER
 from pyfly_cpp.cli.loading import MODEL_ARGUMENT, is_full, reading
 from pyfly_cpp.cli.options import Options, shared_options
-from pyfly_cpp.cli.reader import COMMANDS, MessageReader, make_reader
+from pyfly_cpp.cli.reader import COMMANDS, LEAVING, MessageReader, make_reader, quoted
 from pyfly_cpp.cli.terminal import AnswerWriter, folded, note, unseen_typing, warn, write, write_marked
 from pyfly_cpp.cli.text import TEXT, file_named
 from pyfly_cpp.decoding.gates import examples, parse_gate
@@ -46,7 +46,7 @@ _MOST_BYTES = 64
 """Bytes of a token, on average: a longer file does not fit in the context, however it is read."""
 
 HELP = {
-    "/help": "this list",
+    "/help": "this list; /? does the same",
     "/regenerate": "regenerate the last answer",
     "/continue": "continue an answer that was cut off or stopped",
     "/undo": "forget what was read and not sent, or else the last message and its answer",
@@ -56,15 +56,16 @@ HELP = {
     "/gate [GATE]": f"show or set the gate; exact and stochastic are lossless, others not: {examples(combined=False)}",
     "/preset NAME": f"accept drafts as a preset does: {', '.join(SHIPPED)}",
     "/drafter [WORD]": "show or change the drafter: none, lookup, draft:FILE, ...",
-    "/stats": "counters since the start",
+    "/stats": "drafter, gate, sampling, machine, and counters since the start",
     "/reset": "forget the conversation; /clear does the same",
     "/save FILE": "save the conversation and the settings",
     "/load FILE": "load a saved one",
-    "/exit": "leave; Ctrl-D, /quit and /bye do the same",
+    "/exit": "leave; Ctrl-D, exit, quit, /quit and /bye do the same",
 }
 _KEYS = (
-    "Several lines: Alt-Enter (or Esc, Enter) starts a new line, so does a backslash at the end of one. Ctrl-C stops "
-    "an answer. A message that begins with a slash: write //."
+    'Several lines: begin the message with """ and end it with """; or start a new line by Alt-Enter (or Esc, Enter), '
+    "or by a backslash at the end of one. Ctrl-C stops an answer. A message that begins with a slash: write //. The "
+    'word exit as a message: write """exit""".'
 )
 
 
@@ -79,11 +80,12 @@ _KEYS = (
 @click.option("--show-drafts", is_flag=True, help="Mark how each token was produced, and rejected drafts.")
 @shared_options
 def command(options: Options, system: str | None, show_drafts: bool) -> None:
-    """Talk to a model. /help lists the commands inside; piped input is read as one message a line.
+    """Talk to a model. /help lists the commands inside. Piped input is read as one message a line; three quotes open
+    and close one of several lines.
 
     Answers are sampled, and as good as those of the model alone unless you accept others: --preset fast, or --gate.
     """
-    llm = options.load(FlyLlama, trace=show_drafts)
+    llm = options.load(FlyLlama, trace=show_drafts, names_demo=False)
     try:
         options = options.for_chat(llm.metadata)
         llm.decoding = options.decoding
@@ -93,6 +95,18 @@ def command(options: Options, system: str | None, show_drafts: bool) -> None:
         llm.close()
     if n_failed and not chat.interactive:
         sys.exit(1)
+
+
+def _understood(typed: str, interactive: bool) -> tuple[str, str]:
+    """(message, command): one of them is empty, or both. At a terminal `exit` and `quit` leave, as in other programs;
+    in a pipe they are messages."""
+    text = typed.strip()
+    message = quoted(text)
+    if message is not None:
+        return message, ""
+    if interactive and text in ("exit", "quit"):
+        return "", "/exit"
+    return ("", text) if text.startswith("/") and not text.startswith("//") else (text.removeprefix("/"), "")
 
 
 class ChatLoop:
@@ -117,7 +131,7 @@ class ChatLoop:
         n_failed = 0
         while True:
             try:
-                text = self._reader.read().strip()
+                typed = self._reader.read()
             except EOFError:
                 if self.interactive:
                     note("Goodbye.")
@@ -128,14 +142,13 @@ class ChatLoop:
                 note("(Ctrl-D or /exit leaves)")
                 continue
             try:
-                if text in ("/exit", "/quit", "/bye"):
+                message, order = _understood(typed, self.interactive)
+                if order in LEAVING:
                     return n_failed
-                if text.startswith("//"):
-                    self._say(text[1:])
-                elif text.startswith("/"):
-                    self._run_command(text)
-                elif text:
-                    self._say(text)
+                if order:
+                    self._run_command(order)
+                elif message:
+                    self._say(message)
             except KeyboardInterrupt:  # in the middle of a command, or once more in the middle of a stop
                 if not self.interactive:
                     raise
@@ -151,23 +164,37 @@ class ChatLoop:
     # ---- What is shown -----------------------------------------------------------------------------------------------
 
     def _banner(self) -> None:
-        llm, options = self._llm, self._options
-        click.secho(f"pyfly-cpp {__version__}", bold=True, err=True)
-        given = options.models.arguments["n_threads"]
-        threads = counted(llm.n_threads if given == AUTO else given, "thread")
-        if given == AUTO and llm.n_threads > 1:
-            threads += ", fewer if others need the cores"
-        title = f"{shown_name(Path(llm.model_path))} ({quantisation(llm.loaded.native)})"
-        note(f"model: {title}, context of {llm.n_ctx()} tokens; on {options.models.where()}, {threads}")
-        self._show_drafter()
-        self._show_gate()
-        note(f"sampling: temperature {options.sampling['temperature']:g}; /set shows and changes it")
-        if "chat_format" not in options.models.arguments and "tokenizer.chat_template" not in llm.metadata:
+        """Three lines, unless something is unusual; the rest is in /stats."""
+        llm, models = self._llm, self._options.models
+        kind = ", the demo model" if models.is_demo else f" ({quantisation(llm.loaded.native)})"
+        note(f"model: {shown_name(Path(llm.model_path))}{kind}; context of {llm.n_ctx()} tokens")
+        if llm.drafter is None:
+            note(f"drafts: none ({llm.drafter_reason})")
+        elif not llm.can_speculate:
+            note("drafts: none, because this model's memory cannot be rolled back")
+        else:
+            note(f"drafts: {' and '.join(map(str, llm.resolved.drafters))}; gate: {self._gate_in_short()}")
+        if not models.formats_chats(llm):
             warn("this model has no chat template and may not be made for chat; --chat-format names one")
         if self._show_drafts:
             click.echo(legend(self._colour), err=True, color=self._colour or None)
         if self.interactive:
-            note("/help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves")
+            note("/help: commands, /stats: details; Ctrl-C stops an answer, Ctrl-D leaves")
+
+    def _gate_in_short(self) -> str:
+        gate, window = self._llm.gate, self._llm.window
+        if gate.is_lossless:
+            return f"{gate} ({'probabilities' if gate.draws else 'answers'} stay the same)"
+        shown = window if window.size > 0 else "none"
+        return f"{gate}, window: {shown} (lossy: answers may differ; /gate exact turns it off)"
+
+    def _show_machine(self) -> None:
+        llm, models = self._llm, self._options.models
+        given = models.arguments["n_threads"]
+        threads = counted(llm.n_threads if given == AUTO else given, "thread")
+        if given == AUTO and llm.n_threads > 1:
+            threads += ", fewer if others need the cores"
+        note(f"pyfly-cpp {__version__}, on {models.where()}, {threads}")
 
     def _show_drafter(self) -> None:
         llm = self._llm
@@ -198,6 +225,10 @@ class ChatLoop:
                 "With the governor, as here, no loose gate was clearly faster than exact in our measurements; "
                 "`pyfly-cpp bench` compares them on your machine."
             )
+
+    def _context(self) -> str:
+        n, n_ctx = self._llm.n_tokens, self._llm.n_ctx()
+        return f"context: {n} of {n_ctx} tokens used, {n_ctx - n} left"
 
     # ---- Answers -----------------------------------------------------------------------------------------------------
 
@@ -276,7 +307,7 @@ class ChatLoop:
             self._cut = {name: asked.get(name) for name in ("stop", "stopping_criteria")}
             self._cut["prompt"] = [*asked["prompt"], *(token.id for token in said)]
         loop = find_loop(tokens[-_LOOK_BACK:])
-        notes = [llm.stats.since(before_stats).summary()]
+        notes = [llm.stats.since(before_stats).summary(), self._context()]
         if loop is not None and loop.at_end and is_cut:
             notes.insert(0, f"the model repeats the same {counted(loop.period, 'token')} again and again: try /set "
                             "temperature or /set repeat-penalty 1.1, or /regenerate")  # fmt: skip
@@ -319,7 +350,7 @@ class ChatLoop:
     def _run_command(self, text: str) -> None:
         name, _, rest = text.partition(" ")
         rest = rest.strip()
-        if name == "/help":
+        if name in ("/help", "/?"):
             formatter = Formatter(width=min(100, shutil.get_terminal_size().columns))
             formatter.write_dl([*HELP.items()])
             formatter.write_text(_KEYS)
@@ -416,12 +447,18 @@ class ChatLoop:
 
     def _show_stats(self) -> None:
         stats = self._llm.stats
+        self._show_machine()
+        self._show_drafter()
+        self._show_gate()
+        note(f"sampling: {self._options.changed('')[1]}")
         n_turns = sum(message["role"] == "assistant" for message in self._conversation.messages)
-        note(f"{counted(n_turns, 'answer')} in this conversation; since the start: {stats.summary()}")
+        note(f"{counted(n_turns, 'answer')} in this conversation; {self._context()}")
+        note(f"since the start: {stats.summary()}")
         if stats.rounds:
             note(
-                f"rejected by gate {stats.rejected_gate}, window {stats.rejected_window}, end of step "
-                f"{stats.rejected_boundary}, safety {stats.rejected_safety}; rolled back {stats.rolled_back}"
+                f"drafts rejected: {stats.rejected_gate} by the gate, {stats.rejected_window} by its window, "
+                f"{stats.rejected_boundary} because a step ended before its window, {stats.rejected_safety} protected "
+                f"tokens; tokens taken back: {stats.rolled_back}"
             )
             note(
                 f"seconds: prompt {stats.seconds_prefill:.2f}, draft {stats.seconds_draft:.2f}, verify "

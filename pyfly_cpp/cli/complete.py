@@ -1,4 +1,4 @@
-"""`pyfly-cpp complete`: a prompt in, its continuation out; for scripts."""
+"""`pyfly-cpp complete`: a prompt in, its answer or its continuation out; for scripts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 from llama_cpp.llama_grammar import LlamaGrammar
 
 from pyfly_cpp.cli import prompt_cache as cache
-from pyfly_cpp.cli.headings import HeadedCommand
+from pyfly_cpp.cli.headings import HeadedCommand, more
 from pyfly_cpp.cli.loading import Models, is_full, reading
 from pyfly_cpp.cli.options import Options, shared_options
 from pyfly_cpp.cli.terminal import note, write
@@ -25,25 +25,26 @@ from pyfly_cpp.machine.files import file_text
 @click.command(
     "complete",
     cls=HeadedCommand,
-    short_help="Complete a prompt: argument or stdin to stdout.",
-    epilog="Example: echo 'def fibonacci(n):' | pyfly-cpp complete -m target.gguf -n 200",
+    short_help="Answer a prompt: argument or stdin to stdout.",
+    epilog="Example: pyfly-cpp complete 'Summarise this.' -m target.gguf -f notes.md",
 )
 @click.argument("prompt", required=False, type=TEXT)
-@click.option("--chat/--raw", default=False, help="Apply the chat template, or continue the text.")
-@click.option("--system", type=TEXT, metavar="TEXT", help="System prompt, with --chat.")
-@click.option("--stop", multiple=True, type=SOME_TEXT, metavar="TEXT", help="Stop before this text; can be repeated.")
+@click.option("--chat/--raw", "chat", default=None,
+              help="Answer by the chat template, or continue the text.  [default: chat if there is one]")  # fmt: skip
+@click.option("--system", type=TEXT, metavar="TEXT", help="System prompt; not with --raw.")
+@more("--stop", multiple=True, type=SOME_TEXT, metavar="TEXT", help="Stop before this text; can be repeated.")
 @click.option("-f", "--file", "files", multiple=True, metavar="FILE",
               help="Put the text of this file before PROMPT; can be repeated.")  # fmt: skip
-@click.option("--grammar", metavar="FILE", help="GBNF grammar that the text must follow.")
+@more("--grammar", metavar="FILE", help="GBNF grammar that the text must follow.")
 @click.option("--json-schema", metavar="FILE", help="JSON schema that the text must follow, or its text: '{...}'.")
-@click.option("--prompt-cache", metavar="FILE", help="Keep the evaluated prompt here, for prompts that begin alike.")
+@more("--prompt-cache", metavar="FILE", help="Keep the evaluated prompt here, for prompts that begin alike.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: text, finish_reason, usage, stats, settings.")
-@click.option("--stats", "show_stats", is_flag=True, help="Print a line of statistics on stderr.")
+@more("--stats", "show_stats", is_flag=True, help="Print a line of statistics on stderr.")
 @shared_options
 def command(
     options: Options,
     prompt: str | None,
-    chat: bool,
+    chat: bool | None,
     system: str | None,
     stop: tuple[str, ...],
     files: tuple[str, ...],
@@ -53,9 +54,10 @@ def command(
     as_json: bool,
     show_stats: bool,
 ) -> None:
-    """Complete PROMPT. Piped text and the text of --file are put before it, on lines of their own."""
-    if system is not None and not chat:
-        raise click.UsageError("--system needs --chat.")
+    """Answer PROMPT; with --raw, or if the model has no chat template, continue it. Piped text and the text of --file
+    are put before it, on lines of their own."""
+    if system is not None and chat is False:
+        raise click.UsageError("--raw continues the text alone; leave out --raw or --system.")
     if grammar is not None and json_schema is not None:
         raise click.UsageError("give either --grammar or --json-schema, not both.")
     parts = [*map(file_text, files), piped_text(), None if prompt == "-" else prompt]
@@ -65,6 +67,13 @@ def command(
     rules = _grammar(grammar, json_schema)
     llm = options.load(FlyLlama)
     try:
+        if chat is None:
+            chat = options.models.formats_chats(llm)
+            if system is not None and not chat:
+                raise ValueError(
+                    "the model's file has no chat template for --system; name a format with --chat-format, or leave "
+                    "--system out."
+                )
         if prompt_cache is not None:
             cache.load(Path(prompt_cache), llm)
         request = {**options.request(), "stop": list(stop), "grammar": rules}

@@ -66,7 +66,7 @@ Example:
 a time, with another number of threads. It compares all bits of the logits, also of batches of 1 to 32 tokens. Its last
 line is `exact here`, or what is not computed by our kernels and where that showed, or that the draft or the model's MTP
 head drafted nothing. Exit code 1 unless it is exact. It takes minutes for a model of 1 GB. Only --prove uses the
-options under `Model and machine`, except for --rpc."""
+options under `Model and machine` (--help-all), except for --rpc."""
 
 
 @click.command(

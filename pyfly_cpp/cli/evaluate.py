@@ -9,10 +9,10 @@ from typing import get_args
 
 import click
 
-from pyfly_cpp.cli.headings import HeadedCommand, declares, number
+from pyfly_cpp.cli.headings import HeadedCommand, declares, more, number, sampling
 from pyfly_cpp.cli.kinds import PARALLEL_COUNT, SEED, Int
 from pyfly_cpp.cli.loading import Models, model_options
-from pyfly_cpp.cli.measuring import choose_settings, open_session, resume_if_interrupted, show_table, terminal_width
+from pyfly_cpp.cli.measuring import choose_settings, open_session, resume_if_interrupted, show_table
 from pyfly_cpp.cli.options import TEMPERATURE_OPTION
 from pyfly_cpp.cli.progress import progress_bar
 from pyfly_cpp.cli.terminal import note, write, write_sentences
@@ -53,30 +53,30 @@ documentation."""
 _OPTIONS = [
     click.option("--data", metavar="FILE",
                  help="Items, JSONL.  [default: from the hub, through the package `datasets`]"),
-    click.option("--examples", metavar="FILE", help="Worked examples, JSONL; with --few-shot alone, from the hub."),
-    number("--few-shot", kind=Int(0), help="Worked examples before each item.  [default: the task's convention with "
-           "--examples, else 0]"),
+    more("--examples", metavar="FILE", help="Worked examples, JSONL; with --few-shot alone, from the hub."),
+    number("--few-shot", declare=more, kind=Int(0), help="Worked examples before each item.  [default: the task's "
+           "convention with --examples, else 0]"),
     click.option("-s", "--setting", "settings", multiple=True, metavar="TEXT",
                  help="A setting to compare; can be repeated."),
-    click.option("--without-plain", is_flag=True,
-                 help="Leave plain decoding out: it is slow, and answers as exact does, except for near ties."),
+    more("--without-plain", is_flag=True,
+         help="Leave plain decoding out: it is slow, and answers as exact does, except for near ties."),
     number("--limit", kind=Int(1),
            help="Take N items, spread evenly over the task's prompts, subjects or languages."),
     click.option("-o", "--output", metavar="FOLDER", help="Folder of the run.  [default: pyfly-eval-TASK]"),
-    click.option("--force", is_flag=True, help="Start over: delete the run in the folder."),
+    more("--force", is_flag=True, help="Start over: delete the run in the folder."),
     number("-n", "--max-tokens", kind=Int(1), help="Longest answer in tokens.  [default: the task's]"),
     TEMPERATURE_OPTION,
-    number("--seed", kind=SEED, default=0, help="Seed of the sampling and of needle."),
+    number("--seed", declare=sampling, kind=SEED, default=0, help="Seed of the sampling and of needle."),
     number("--parallel", kind=PARALLEL_COUNT, default=1,
            help="Requests at a time, of --n-ctx tokens; auto: as many as fit in a quarter of the free memory, 8 at "
            "most. The speeds are then the throughput of all."),
     click.option("--allow-code-execution", is_flag=True, help="Let humaneval and mbpp run code that the model writes."),
-    click.option("--containment", type=click.Choice(get_args(Containment)), default="bubblewrap",
-                 help="Sandbox for these programs; none: only limits on time and memory, so they can read and change "
-                 "your files, and reach the network."),
-    number("--needle-words", kind=Int(1), default=800, help="Length of a haystack."),
-    number("--needle-values", kind=Int(1), default=4, help="Values hidden in it."),
-    click.option("--json", "as_json", is_flag=True, help="Print the table as JSON."),
+    more("--containment", type=click.Choice(get_args(Containment)), default="bubblewrap",
+         help="Sandbox for these programs; none: only limits on time and memory, so they can read and change your "
+         "files, and reach the network."),
+    number("--needle-words", declare=more, kind=Int(1), default=800, help="Length of a haystack."),
+    number("--needle-values", declare=more, kind=Int(1), default=4, help="Values hidden in it."),
+    more("--json", "as_json", is_flag=True, help="Print the table as JSON."),
 ]  # fmt: skip
 
 
@@ -137,7 +137,7 @@ def command(
     if task.runs_code:
         contained = "model code is contained by: bubblewrap, limits"
         note(NOT_CONTAINED if containment == "none" else contained)
-    with progress_bar(len(items) * len(chosen), task.name) as advance:
+    with progress_bar(task.name, len(items), len(chosen)) as advance:
 
         def progress(done: int, _: int, line: Row) -> None:
             advance(done, f"{line['item']} {line['setting']}")
@@ -159,14 +159,11 @@ def command(
     if as_json:
         write(text)
     else:
-        whole = report.task_cells(table)
-        together = f", {n_parallel} requests at a time (tokens/s of all)" if n_parallel > 1 else ""
-        title = f"{table.title}, n = {table.n_complete}{together}"
-        for head, body in [whole] if terminal_width() >= 170 else report.halves(*whole):
-            show_table(title, head, body)
+        together = f", {n_parallel} requests at a time" if n_parallel > 1 else ""
+        show_table(f"{table.title}, n = {table.n_complete}{together}", *report.short_task_cells(table), width=100)
         for sentence in report.task_notes(table):
             write_sentences(sentence)
-    note(f"Written to {folder}")
+    note(f"Written to {folder}; all columns are in {journal.TABLE_MARKDOWN}")
 
 
 def _resolve_parallel(parallel: int | str, models: Models, folder: Path | None) -> int:

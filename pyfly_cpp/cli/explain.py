@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from pyfly_cpp.cli import if_interrupted
-from pyfly_cpp.cli.headings import HeadedCommand, declares, number
+from pyfly_cpp.cli.headings import HeadedCommand, declares, number, sampling
 from pyfly_cpp.cli.kinds import SEED, Int
 from pyfly_cpp.cli.loading import Models, model_options, reading
-from pyfly_cpp.cli.measuring import open_session, preset_settings
+from pyfly_cpp.cli.measuring import open_session
 from pyfly_cpp.cli.options import TEMPERATURE_OPTION
 from pyfly_cpp.cli.terminal import AnswerWriter, note
 from pyfly_cpp.cli.text import TEXT
-from pyfly_cpp.decoding import EXACT, Decoding
+from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.machine.files import require_free, write_atomically
 from pyfly_cpp.measure.token_page import make_page, render
 
@@ -31,11 +32,12 @@ drafts are struck through. The page is one file, without scripts, and loads noth
 
 _OPTIONS = [
     click.option("-s", "--setting", "--gate", "setting_text", metavar="TEXT",
-                 help="How to decode: a gate, and other words of a setting.  [default: the preset's, or exact]"),
+                 help="How to decode: a gate, and other words of a setting. The governor drafts as in chat, unless "
+                 "k=N or no-adaptive is among them.  [default: the preset's, or exact]"),
     click.option("--system", type=TEXT, metavar="TEXT", help="System prompt."),
     number("-n", "--max-tokens", kind=Int(1), default=256, help="Longest answer in tokens."),
     TEMPERATURE_OPTION,
-    number("--seed", kind=SEED, default=0, help="Seed of the sampling."),
+    number("--seed", declare=sampling, kind=SEED, default=0, help="Seed of the sampling."),
     click.option("-o", "--output", default="explain.html", metavar="FILE", help="The page to write."),
     click.option("--force", is_flag=True, help="Overwrite a file that exists."),
 ]  # fmt: skip
@@ -57,7 +59,7 @@ def command(
     models: Models,
 ) -> None:
     if_interrupted("Nothing was written.")
-    setting = Decoding.parse(setting_text) if setting_text else (*preset_settings(models), EXACT)[0]
+    setting = _as_in_chat(Decoding.parse(setting_text) if setting_text else models.setting().canonical())
     if not prompt.strip():
         raise ValueError("the prompt is empty; give a text.")
     require_free(output, force)
@@ -79,3 +81,9 @@ def command(
     answer.write(generated.text + "\n")
     note(generated.stats.summary())
     note(f"Written to {Path(output)}")
+
+
+def _as_in_chat(setting: Decoding) -> Decoding:
+    """With the governor, unless the setting decides that, or its draft length does."""
+    is_open = setting.adaptive is None and setting.draft_max is None and not setting.is_plain
+    return replace(setting, adaptive=True) if is_open else setting

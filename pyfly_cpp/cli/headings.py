@@ -1,4 +1,4 @@
-"""Commands whose help has the options that people use first at its top and the others under headings."""
+"""Commands whose --help has the options that people use first, and --help-all also the others, under headings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Declared = Callable[[Any], Any]
 """An option, as `click.option` makes it."""
 
-_FIRST, *_OTHERS = _HEADINGS = ("Options", "Drafting", "Acceptance", "Sampling", "Model and machine")
+_FIRST, *_OTHERS = _HEADINGS = (
+    "Options", "More options", "Access", "Limits", "Thresholds", "Drafting", "Acceptance", "Sampling",
+    "Model and machine",
+)  # fmt: skip
 
 
 class _HeadedOption(click.Option):
@@ -23,10 +26,10 @@ class _HeadedOption(click.Option):
         self.heading = heading
 
 
-drafting, acceptance, sampling, machine = (
+more, access, limits, thresholds, drafting, acceptance, sampling, machine = (
     functools.partial(click.option, cls=_HeadedOption, heading=heading) for heading in _OTHERS
 )
-"""As `click.option`, for options that stand under a heading in the help of a `HeadedCommand`."""
+"""As `click.option`, for options that only --help-all shows, under a heading."""
 
 
 def number(*names: str, kind: Any, declare: Any = click.option, **given: Any) -> Callable[[Function], Function]:
@@ -63,8 +66,27 @@ class Formatter(click.HelpFormatter):
         return super().getvalue().replace(_HYPHEN, "-")
 
 
+_ALL = "pyfly_cpp.help_all"
+
+
+def _show_all(context: click.Context, _: click.Parameter, is_wanted: bool) -> None:
+    if is_wanted and not context.resilient_parsing:
+        context.meta[_ALL] = True
+        click.echo(context.get_help(), color=context.color)
+        context.exit()
+
+
 class HeadedCommand(click.Command):
-    """Shows the options without a heading first, then those of each heading, as they are declared."""
+    """Shows the options without a heading, and with --help-all also those of each heading, as they are declared."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params.append(
+            click.Option(
+                ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_show_all,
+                help="Show all options, also those that few need.",
+            )
+        )  # fmt: skip
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {heading: [] for heading in _HEADINGS}
@@ -75,6 +97,6 @@ class HeadedCommand(click.Command):
             if record is not None:
                 sections[getattr(param, "heading", _FIRST)].append(record)
         for heading, records in sections.items():
-            if records:
+            if records and (heading == _FIRST or _ALL in ctx.meta):
                 with formatter.section(heading):
                     formatter.write_dl(records)

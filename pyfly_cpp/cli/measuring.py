@@ -143,9 +143,13 @@ def require_outputs(files: Sequence[str | None], force: bool, plot: str | None =
         require_matplotlib()
 
 
+_PIPED = 220
+"""Columns of a table, at most, if stdout is no terminal."""
+
+
 def terminal_width() -> int:
-    """Columns of stdout; 220 if it is no terminal."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 220
+    """Columns of stdout; `_PIPED` if it is no terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPED
 
 
 def _longest_words(head: list[str], body: list[list[str]]) -> list[int]:
@@ -162,13 +166,13 @@ def _show_list(title: str, head: list[str], body: list[list[str]]) -> None:
             write(f"  {name}: {cell}\n")
 
 
-def show_table(title: str, head: list[str], body: list[list[str]]) -> None:
-    """Prints a table to stdout, wrapped to the terminal; piped, as wide as it is."""
+def show_table(title: str, head: list[str], body: list[list[str]], width: int = _PIPED) -> None:
+    """Prints a table to stdout, wrapped to the terminal, and to this width."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(width=terminal_width())
+    console = Console(width=min(width, terminal_width()))
     longest = _longest_words(head, body)
     if sum(longest) + 3 * len(longest) + 1 > console.width:
         _show_list(title, head, body)

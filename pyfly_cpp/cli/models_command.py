@@ -10,17 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.progress import DownloadColumn, TimeRemainingColumn
 
+from pyfly_cpp.cli.offering import fetch_with_bar
 from pyfly_cpp.cli.self_draft import command as draft
-from pyfly_cpp.cli.terminal import Bar, ask_for, note, write
+from pyfly_cpp.cli.terminal import ask_for, note, write
 from pyfly_cpp.decoding.companions import companions
 from pyfly_cpp.decoding.resolve import has_mtp_head
 from pyfly_cpp.machine.cache import kept_here
 from pyfly_cpp.machine.memory import in_words
 from pyfly_cpp.models import hub
 from pyfly_cpp.models import named as models
-from pyfly_cpp.models.fetching import fetch as fetch_model
 from pyfly_cpp.models.here import models_here
 from pyfly_cpp.models.pairs import PAIRS, Offer, Pair, offers, published_pair
 from pyfly_cpp.models.removing import removable, remove
@@ -86,9 +85,7 @@ def fetch(names: tuple[str, ...]) -> None:
             here = models.resolve_model(name)  # says what is wrong with another name
             raise ValueError(f"{name!r} is here already ({here}); fetch takes names of the hub, hf:OWNER/REPO:TYPE.")
     for name in names:
-        with Bar(DownloadColumn(), TimeRemainingColumn()) as bar:
-            path = fetch_model(name, bar.update)
-        click.echo(path)
+        click.echo(fetch_with_bar(name))
 
 
 @command.command(epilog='Example: llama-cli -m "$(pyfly-cpp models path smollm2-135m)"')

@@ -175,7 +175,7 @@ def _read(name: str, value: Any) -> Any:
 def _sampling_option(name: str) -> Declared:
     option = _SAMPLING[name]
     names = ["-n"] * (name == "max_tokens") + [f"--{name.replace('_', '-')}"] + ["--temp"] * (name == "temperature")
-    declare = click.option if name in ("temperature", "seed", "max_tokens") else sampling
+    declare = click.option if name in ("temperature", "max_tokens") else sampling
     has_default = name != "temperature"
     return number(
         *names, declare=declare, kind=option.kind, default=option.default, show_default=has_default, help=option.help
@@ -183,20 +183,21 @@ def _sampling_option(name: str) -> Declared:
 
 
 TEMPERATURE_OPTION = number(
-    "--temperature", "--temp", kind=_SAMPLING["temperature"].kind, default=0.0,
+    "--temperature", "--temp", declare=sampling, kind=_SAMPLING["temperature"].kind, default=0.0,
     help="0: always the most probable token; higher: more varied.",
 )  # fmt: skip
 SAMPLING_OPTIONS = [
     TEMPERATURE_OPTION,
-    number("--seed", kind=SEED, default=0, help="Seed of the sampling: of the first prompt, if there are several."),
-]
+    number("--seed", declare=sampling, kind=SEED, default=0,
+           help="Seed of the sampling: of the first prompt, if there are several."),
+]  # fmt: skip
 """The sampling options of commands that measure, greedy by default."""
 
 _OPTIONS: list[Declared] = [
-    click.option("--gate", type=GATE,
-                 help=f"{examples(combined=False)}. exact: same answer as without drafts, also with a "
-                 "temperature. stochastic: same probabilities. All others can change answers. With a guard: "
-                 "all(margin:0.3,exact-first:8).  [default: the preset's, or exact]"),
+    acceptance("--gate", type=GATE,
+               help=f"{examples(combined=False)}. exact: same answer as without drafts, also with a temperature. "
+               "stochastic: same probabilities. All others can change answers. With a guard: "
+               "all(margin:0.3,exact-first:8).  [default: the preset's, or exact]"),
     *map(_sampling_option, _SAMPLING),
     drafting("--adaptive/--no-adaptive", default=None,
              help="Draft only when that is faster, as measured on the way. Off: always draft the full length.  "

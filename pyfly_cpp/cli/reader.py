@@ -1,4 +1,5 @@
-"""Where the user's messages come from: a terminal with history and several lines, or a pipe with one message a line."""
+"""Where the user's messages come from: a terminal with history and several lines, or a pipe with one message a line.
+In both, three quotes open a message of several lines and close it."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import os
 import sys
 from typing import Any, Protocol
 
-from pyfly_cpp.cli.terminal import note
+from pyfly_cpp.cli.terminal import has_user, note
 from pyfly_cpp.cli.text import open_stdin, repaired
 from pyfly_cpp.machine.cache import kept_path
 
@@ -14,6 +15,23 @@ COMMANDS = (
     "/help", "/regenerate", "/continue", "/undo", "/read", "/system", "/set", "/gate", "/preset", "/drafter", "/stats",
     "/reset", "/clear", "/save", "/load", "/exit", "/quit", "/bye",
 )  # fmt: skip
+LEAVING = ("/exit", "/quit", "/bye")
+
+
+_QUOTES = '"""'
+
+
+def quoted(text: str) -> str | None:
+    """The message between three quotes, or behind them if nothing closes it; None: the text does not begin with
+    them."""
+    begun = text.strip()
+    return begun[len(_QUOTES) :].removesuffix(_QUOTES).strip() if begun.startswith(_QUOTES) else None
+
+
+def _is_open(text: str) -> bool:
+    """Whether three quotes have opened a message, and none have closed it."""
+    begun = text.strip()
+    return begun.startswith(_QUOTES) and not begun[len(_QUOTES) :].endswith(_QUOTES)
 
 
 class MessageReader(Protocol):
@@ -22,19 +40,19 @@ class MessageReader(Protocol):
     interactive: bool
 
     def read(self) -> str:
-        """The next message; raises EOFError when there are no more, KeyboardInterrupt at Ctrl-C."""
+        """The next message, with its quotes if it has them (`quoted`); raises EOFError when there are no more,
+        KeyboardInterrupt at Ctrl-C."""
         ...
 
 
 def make_reader() -> MessageReader:
     """A terminal's reader if a person sits there, else a pipe's."""
-    if sys.stdin.isatty() and sys.stderr.isatty():
-        return TerminalReader()
-    return PipeReader()
+    return TerminalReader() if has_user() else PipeReader()
 
 
 class PipeReader:
-    """One message a line; a backslash at the end continues in the next one."""
+    """One message a line; a backslash at the end continues in the next one, and so do three quotes that open a
+    message."""
 
     interactive = False
 
@@ -42,15 +60,18 @@ class PipeReader:
         self._stdin = open_stdin()
 
     def read(self) -> str:
-        lines: list[str] = []
-        while True:
+        line = self._stdin.readline()
+        if not line:
+            raise EOFError
+        lines = [line.rstrip("\r\n")]
+        if _is_open(lines[0]):
+            while line and (len(lines) == 1 or not lines[-1].rstrip().endswith(_QUOTES)):
+                line = self._stdin.readline()
+                lines.append(line.rstrip("\r\n"))
+        while line and lines[-1].endswith("\\"):
             line = self._stdin.readline()
-            if not line and not lines:
-                raise EOFError
-            lines.append(line.rstrip("\r\n"))
-            if not line or not lines[-1].endswith("\\"):
-                return repaired("\n".join(lines), "the message")
-            lines[-1] = lines[-1][:-1]
+            lines[-1:] = [lines[-1][:-1], line.rstrip("\r\n")]
+        return repaired("\n".join(lines), "the message")
 
 
 class TerminalReader:
@@ -90,6 +111,8 @@ def _key_bindings() -> Any:
         buffer = event.current_buffer
         if buffer.complete_state is not None and buffer.complete_state.current_completion is not None:
             buffer.complete_state = None
+        elif _is_open(buffer.text):
+            buffer.insert_text("\n")
         elif buffer.document.text_before_cursor.endswith("\\"):
             buffer.delete_before_cursor()
             buffer.insert_text("\n")

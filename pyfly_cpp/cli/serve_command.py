@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from pyfly_cpp.cli.headings import HeadedCommand, declares, number
+from pyfly_cpp.cli.headings import HeadedCommand, access, declares, limits, more, number
 from pyfly_cpp.cli.kinds import PARALLEL_COUNT, WORDS, Real
 from pyfly_cpp.cli.loading import MODEL_ARGUMENT
 from pyfly_cpp.cli.options import Options, shared_options
@@ -49,33 +49,33 @@ _OPTIONS = [
            help="Requests at a time; auto: as many as fit well in memory, 8 at most."),
     click.option("--embeddings", is_flag=True,
                  help="Also serve embeddings, at /v1/embeddings; takes the memory of one more request."),
-    click.option("--pooling", type=click.Choice(["mean", "cls", "last", "none"]),
-                 help="How --embeddings makes one vector of a text; none: /embeddings has one for each token.  "
-                 "[default: that of the model's file, or mean]"),
-    click.option("--chat-template", metavar="NAME|TEXT",
-                 help="Chat template instead of the model's own: in Jinja, or the name of one of llama.cpp's."),
-    click.option("--chat-template-file", metavar="FILE", type=click.Path(exists=True, dir_okay=False),
-                 help="File of a chat template in Jinja."),
-    number("--reasoning-budget", kind=click.IntRange(-1), default=-1,
+    more("--pooling", type=click.Choice(["mean", "cls", "last", "none"]),
+         help="How --embeddings makes one vector of a text; none: /embeddings has one for each token.  "
+         "[default: that of the model's file, or mean]"),
+    more("--chat-template", metavar="NAME|TEXT",
+         help="Chat template instead of the model's own: in Jinja, or the name of one of llama.cpp's."),
+    more("--chat-template-file", metavar="FILE", type=click.Path(exists=True, dir_okay=False),
+         help="File of a chat template in Jinja."),
+    number("--reasoning-budget", declare=more, kind=click.IntRange(-1), default=-1,
            help="Most tokens of thoughts, unless a request sets its own; 0: none; -1: no limit."),
-    click.option("--alias", metavar="NAME,...", type=WORDS,
-                 help="Names of the model for clients; answers have the first.  [default: its file's]"),
-    click.option("--tags", metavar="WORD,...", type=WORDS, help="Words about the model, which /v1/models shows."),
-    click.option("--api-key", multiple=True, metavar="KEY", help="Key that clients must send; can be repeated. Other "
-                 f"users see it in the list of processes; better: --api-key-file, or {_KEY} in the environment."),
+    more("--alias", metavar="NAME,...", type=WORDS,
+         help="Names of the model for clients; answers have the first.  [default: its file's]"),
+    more("--tags", metavar="WORD,...", type=WORDS, help="Words about the model, which /v1/models shows."),
+    access("--api-key", multiple=True, metavar="KEY", help="Key that clients must send; can be repeated. Other "
+           f"users see it in the list of processes; better: --api-key-file, or {_KEY} in the environment."),
     click.option("--api-key-file", metavar="FILE", type=click.Path(exists=True, dir_okay=False),
-                 help="File of keys, one on each line."),
-    click.option("--no-auth", is_flag=True, help="Serve other machines without a key."),
-    click.option("--cors", "origins", multiple=True, metavar="ORIGIN",
-                 help="Web pages of this origin may send requests; can be repeated; *: all."),
-    click.option("--allow-host", "hosts", multiple=True, metavar="NAME",
-                 help="Host name that clients use, besides addresses and localhost; can be repeated; *: any."),
-    click.option("--log", type=click.Choice(["none", "requests", "texts"]), default="none",
-                 help="Lines on stderr: one for each request, without or with its prompt and answer."),
-    number("--grace", kind=Real(0, 3600), metavar="SECONDS", default=10.0,
+                 help="File of keys that clients must send, one on each line."),
+    access("--no-auth", is_flag=True, help="Serve other machines without a key."),
+    access("--cors", "origins", multiple=True, metavar="ORIGIN",
+           help="Web pages of this origin may send requests; can be repeated; *: all."),
+    access("--allow-host", "hosts", multiple=True, metavar="NAME",
+           help="Host name that clients use, besides addresses and localhost; can be repeated; *: any."),
+    more("--log", type=click.Choice(["none", "requests", "texts"]), default="none",
+         help="Lines on stderr: one for each request, without or with its prompt and answer."),
+    number("--grace", declare=limits, kind=Real(0, 3600), metavar="SECONDS", default=10.0,
            help="How long running answers may continue when the server is stopped."),
     *(
-        number(f"--most-{name}", kind=kind, default=getattr(RequestLimits(), f"max_{name}"), help=text)
+        number(f"--most-{name}", declare=limits, kind=kind, default=getattr(RequestLimits(), f"max_{name}"), help=text)
         for name, (kind, text) in _MOST.items()
     ),
 ]  # fmt: skip
@@ -113,7 +113,7 @@ def command(
     for origin in given["origins"]:
         if origin != "*" and not _ORIGIN.fullmatch(origin):
             raise click.UsageError(f"--cors {origin!r} is no origin; write it like http://localhost:3000, or *.")
-    limits = RequestLimits(**{f"max_{name}": given.pop(f"most_{name}") for name in _MOST})
+    most = RequestLimits(**{f"max_{name}": given.pop(f"most_{name}") for name in _MOST})
     keys = _keys(api_key, api_key_file)
     if not keys and not no_auth and not is_loopback(host):
         raise click.UsageError(
@@ -135,7 +135,7 @@ def command(
                 name=name, aliases=tuple(aliases), tags=tuple(tags or ()), host=host, keys=keys,
                 chat_template=template, seed=options.sampling["seed"],
                 default_max_tokens=options.sampling["max_tokens"], sampling=sampling,
-                limits=limits, **given,
+                limits=most, **given,
             )  # fmt: skip
             address = f"[{host}]" if ":" in host else host
             url = f"http://{address}:{bound.getsockname()[1]}"

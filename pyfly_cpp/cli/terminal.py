@@ -132,6 +132,11 @@ def unseen_typing() -> Iterator[None]:
         termios.tcsetattr(keyboard, termios.TCSANOW, before)
 
 
+def has_user() -> bool:
+    """Whether somebody at a terminal sees what is asked on stderr, and can answer."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
 def ask_for(work: str, is_allowed: bool) -> None:
     """Tells what a long piece of work will take and asks whether to begin, unless `is_allowed` (`--yes`). Raises
     click.Abort on a no, click.UsageError if there is nobody to ask."""

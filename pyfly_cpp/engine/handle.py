@@ -136,7 +136,7 @@ class Handle:
 
     @property
     def records(self) -> list[Record]:
-        """How each token was produced, with trace=True."""
+        """How each token was produced, with trace=True; in a notebook as in `FlyLlama`."""
         return self.steps[-1].request.records if self.steps else []
 
 

@@ -19,6 +19,7 @@ from pyfly_cpp._native import ChainMask, Slot
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.engine.output import Logprobs, Output, Piece, Row, logprobs_of
 from pyfly_cpp.engine.processors import Processors
+from pyfly_cpp.engine.recorded import Recorded
 from pyfly_cpp.engine.request_limits import require_sampling
 from pyfly_cpp.engine.stats import Record, Step
 from pyfly_cpp.errors import ContextFullError
@@ -51,6 +52,7 @@ class Request:
         stopping_criteria: StoppingCriteriaList | None = None,
         sampling: Mapping[str, Any] = MappingProxyType({}),
         keeps_all_rows: bool = False,
+        piece_of: Callable[[int], bytes] | None = None,
     ) -> None:
         """
         Args:
@@ -62,6 +64,7 @@ class Request:
             logits_processor, stopping_criteria: As of `Llama.generate`; called by whoever steps the batch.
             sampling: The other arguments of `Llama.generate`.
             keeps_all_rows: Whether the rows of all tokens are wanted, prompt included.
+            piece_of: The bytes of a token, for notebooks that show the records; None: they show none.
 
         Raises:
             ValueError: an argument of the sampling is out of range.
@@ -81,7 +84,7 @@ class Request:
         answer, which then depends on these."""
         self.trace = False
         """Whether each token has a record."""
-        self.records: list[Record] = []
+        self.records: list[Record] = Recorded(piece_of)
         """How each token of the answer was produced, with trace."""
         self.log_steps = False
         self.steps: list[Step] = []

@@ -181,6 +181,11 @@ class Stepper:
         self.call(reset)
 
     @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._is_closing
+
+    @property
     def has_failed(self) -> bool:
         """Whether the thread has ended by a failure."""
         return self._failure is not None

@@ -77,7 +77,8 @@ class DraftingLlama(GuardedLlama):
     trace: bool
     """Whether the next generation keeps a `Record` of every token in `records`."""
     records: list[Record]
-    """How each token of the last generation was produced, prompt excluded, if `trace` was on; else empty."""
+    """How each token of the last generation was produced, prompt excluded, if `trace` was on; else empty. A notebook
+    shows them as the text, coloured by origin."""
     on_prefill: Callable[[int, int], None] | None
     """Called with (evaluated, all) prompt tokens after every batch of a prompt of several batches."""
 
@@ -288,7 +289,8 @@ class DraftingLlama(GuardedLlama):
 
     def new_request(self, prompt: Sequence[int], output: Output | None = None, **wanted: Any) -> Request:
         """A request of this model that has not begun: arguments as of `Request`."""
-        return Request(prompt, output, keeps_all_rows=bool(self._logits_all), **wanted)
+        piece_of = self.vocabulary.piece
+        return Request(prompt, output, keeps_all_rows=bool(self._logits_all), piece_of=piece_of, **wanted)
 
     def new_sampler(self, request: Request, seed: int | None = None) -> Any:
         """The llama_cpp `LlamaSampler` of a request. `seed`: of its random numbers; None: the one that is set."""

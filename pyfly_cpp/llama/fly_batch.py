@@ -105,8 +105,9 @@ class FlyBatch:
 
     def __repr__(self) -> str:
         name, gate = os.path.basename(self._model.path), self._model.decoding.gate
-        drafters = ", ".join(map(str, self._model.resolved.drafters)) or "no drafter"
-        return f"<FlyBatch {name}: {self.n_parallel} requests of {self.n_ctx} tokens, {drafters}, gate {gate}>"
+        drafters, closed = self._model.resolved.drafters, ", closed" if self._stepper.is_closed else ""
+        drafts = ", ".join(map(str, drafters)) or "no drafter"
+        return f"<FlyBatch {name}: {self.n_parallel} requests of {self.n_ctx} tokens, {drafts}, gate {gate}{closed}>"
 
     # ---- Requests ----------------------------------------------------------------------------------------------------
 

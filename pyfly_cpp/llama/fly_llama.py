@@ -45,6 +45,13 @@ _COMPLETE = inspect.signature(llama_cpp.Llama.create_completion)
 _SAMPLE = inspect.signature(llama_cpp.Llama.sample)
 
 
+_INTERNAL = frozenset((
+    "chat_arguments", "has_row", "kv_key", "loaded", "n_parallel", "new_output", "new_request", "new_sampler", "pieces",
+    "prepare", "resolved", "run", "vocabulary", "why_not_usable",
+))  # fmt: skip
+"""Attributes for other modules of this package, which completion leaves out."""
+
+
 class FlyLlama(DraftingLlama):
     """A drop-in `llama_cpp.Llama` with speculative decoding, exact or loose.
 
@@ -87,6 +94,9 @@ class FlyLlama(DraftingLlama):
         if arguments.get("model_path") is None:
             raise ValueError(f"the preset {os.fspath(path)} names no model; give model_path=.")
         return cls(**arguments)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__()} - _INTERNAL)
 
     def __repr__(self) -> str:
         drafters = ", ".join(map(str, self.resolved.drafters)) or "no drafter"

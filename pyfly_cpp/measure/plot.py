@@ -8,9 +8,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from pyfly_cpp.decoding import short_names
 from pyfly_cpp.decoding.gates import FORMS
-from pyfly_cpp.measure.report import categories
+from pyfly_cpp.measure.report import bench_names, categories
 from pyfly_cpp.measure.speed import Measured, summarise
 from pyfly_cpp.measure.sweep import Point
 
@@ -36,7 +35,7 @@ def plot(measured: Sequence[Measured], title: str, swept: Sequence[Point] = ()) 
     figure, axes = pyplot.subplots(1, n_panels, figsize=(4 + 5 * n_panels, 5), squeeze=False)
     names = ["all", *categories(measured)]
     shown = [setting for setting in overall if setting != base]
-    short = short_names(shown)
+    short = bench_names(shown)
     width = 0.8 / max(1, len(shown))
     axis = axes[0][0]
     has_intervals = False

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from pyfly_cpp.decoding import Decoding, short_names
+from pyfly_cpp.decoding import EXACT, Decoding, short_names
 from pyfly_cpp.errors import counted
 from pyfly_cpp.measure.load import Load
-from pyfly_cpp.measure.quality import BASELINE, SettingResult, Table
+from pyfly_cpp.measure.quality import BASELINE, Table
 from pyfly_cpp.measure.speed import Measured, Memory, Summary, summarise
 from pyfly_cpp.measure.statistics import Interval
 from pyfly_cpp.measure.sweep import Point
@@ -62,8 +62,7 @@ _LOOSE: Column = ("loose", lambda row: percent(row.loose_rate))
 _SAME: Column = ("same text", lambda row: percent(row.same_output, 0))
 """Of each `Pace`; the last one of those that have `same_output`."""
 _ANSWER: Column = ("tokens", lambda row: number(row.mean_tokens, 0))
-_ABOUT_SPEED = [head for head, _ in (_TOKENS, _PLAIN, _EXACT, _PER_STEP, _LOOSE, _ANSWER)]
-"""Columns of the table of a task that are not about quality."""
+_FLIPS: Column = ("harmful / helpful", lambda row: f"{row.flips.harmful} / {row.flips.helpful}" if row.flips else NONE)
 
 
 def _cells(columns: Sequence[Column], rows: Sequence[Any]) -> Cells:
@@ -76,6 +75,19 @@ def _setting(rows: Sequence[Any]) -> Column:
     return "setting", lambda row: names[row.setting]
 
 
+def bench_names(settings: Iterable[str], chat: str = "") -> dict[str, str]:
+    """Names of settings in a benchmark, where some are governed and the others draft at full length. `chat`: the
+    setting of chats."""
+    marks = {chat: " (as in chat)", str(EXACT): ", fixed length"}
+    return {name: f"{short}{marks.get(name, '')}" for name, short in short_names(settings).items()}
+
+
+def _of_bench(rows: Sequence[Any], chat: str = "") -> Column:
+    """The column of the settings' names in a benchmark."""
+    names = bench_names((row.setting for row in rows), chat)
+    return "setting", lambda row: names[row.setting]
+
+
 def _of_summary(column: Column, head: str | None = None) -> Column:
     """A column of the summaries of loads."""
     return head or column[0], lambda load: column[1](load.summary)
@@ -83,10 +95,9 @@ def _of_summary(column: Column, head: str | None = None) -> Column:
 
 def speed_cells(summaries: Sequence[Summary], chat: str = "") -> Cells:
     """The table of speeds. `chat`: the setting of chats."""
-    head, name = _setting(summaries)
-    setting: Column = head, lambda row: f"{name(row)} (as in chat)" if row.setting == chat else name(row)
     accepted: Column = "accepted", lambda row: percent(row.acceptance, 0)
-    return _cells([setting, _TOKENS, _PLAIN, _EXACT, _PER_STEP, accepted, _LOOSE, _SAME], summaries)
+    columns = [_of_bench(summaries, chat), _TOKENS, _PLAIN, _EXACT, _PER_STEP, accepted, _LOOSE, _SAME]
+    return _cells(columns, summaries)
 
 
 def time_cells(summaries: Sequence[Summary], memory: Mapping[str, Memory]) -> Cells:
@@ -100,12 +111,12 @@ def time_cells(summaries: Sequence[Summary], memory: Mapping[str, Memory]) -> Ce
         return f"{size.resident:.0f} ({size.growth:+.0f})" if size is not None else NONE
 
     shares = map(share, ("draft", "verify", "gate", "python", "rest"))
-    return _cells([_setting(summaries), *shares, ("MiB (more than the target alone)", used)], summaries)
+    return _cells([_of_bench(summaries), *shares, ("MiB (more than the target alone)", used)], summaries)
 
 
 def depth_cells(summaries: Sequence[Summary]) -> Cells:
     """The table of acceptance by depth, of the settings that drafted."""
-    names = short_names(s.setting for s in summaries)
+    names = bench_names(s.setting for s in summaries)
     body = []
     for s in summaries:
         depths = " ".join(f"{100 * share:.0f}" for share in s.acceptance_at_depth[:16])
@@ -144,7 +155,7 @@ def latency_cells(loads: Sequence[Load]) -> Cells:
 
 def _load(loads: Sequence[Load]) -> list[Column]:
     """The columns that name a load."""
-    return [_of_summary(_setting([load.summary for load in loads])), ("requests", lambda load: f"{load.n_parallel}")]
+    return [_of_summary(_of_bench([load.summary for load in loads])), ("requests", lambda load: f"{load.n_parallel}")]
 
 
 def categories(measured: Sequence[Measured]) -> list[str]:
@@ -161,7 +172,7 @@ def category_cells(measured: Sequence[Measured]) -> Cells:
     settings = [s.setting for s in summarise(measured) if s.setting != base]
     head = [f"x {base}", *names]
     body = []
-    short = short_names(settings)
+    short = bench_names(settings)
     for setting in settings:
         found = [by_name[name][setting] for name in names]
         body.append(
@@ -171,7 +182,7 @@ def category_cells(measured: Sequence[Measured]) -> Cells:
 
 
 def tables(measured: Sequence[Measured], memory: Mapping[str, Memory], chat: str = "") -> list[Cells]:
-    """All tables of requests that ran alone."""
+    """All tables of requests that ran alone, that of the speeds first."""
     summaries = summarise(measured)
     out = [speed_cells(summaries, chat), time_cells(summaries, memory)]
     depths = depth_cells(summaries)
@@ -184,8 +195,9 @@ def tables(measured: Sequence[Measured], memory: Mapping[str, Memory], chat: str
 
 def sweep_cells(points: Sequence[Point]) -> Cells:
     """The table of a gate's thresholds."""
+    names = bench_names(point.setting for point in points)
     columns: list[Column] = [
-        ("threshold", lambda point: point.setting),
+        ("threshold", lambda point: names[point.setting]),
         *map(_of_summary, (_EXACT, _PER_STEP, _LOOSE)),
         ("agreement with exact [95% CI]", lambda point: interval(point.agreement)),
     ]
@@ -194,17 +206,11 @@ def sweep_cells(points: Sequence[Point]) -> Cells:
 
 def task_cells(table: Table) -> Cells:
     """The table of a task; without the factors over a setting that did not run."""
-
-    def against(text: Callable[[SettingResult], str]) -> Callable[[SettingResult], str]:
-        return lambda row: text(row) if row.flips else NONE
-
     columns: list[Column] = [
-        _setting(table.rows),
-        (table.criterion, lambda row: f"{row.n_correct}/{row.n}"),
-        (f"{table.criterion}, % [95% CI]", lambda row: interval(row.accuracy, "{:.1f}", 100)),
+        *_score(table),
         ("recovery [95% CI]", lambda row: interval(row.recovery)),
-        ("harmful / helpful", against(lambda row: f"{row.flips.harmful} / {row.flips.helpful}")),  # type: ignore[union-attr]
-        ("p", against(lambda row: f"{row.flips.p:.2g}")),  # type: ignore[union-attr]
+        _FLIPS,
+        ("p", lambda row: f"{row.flips.p:.2g}" if row.flips else NONE),
         _SAME, _TOKENS, _PLAIN, _EXACT, _PER_STEP, _LOOSE,
         ("loops", lambda row: f"{row.n_loops}"),
         _ANSWER,
@@ -214,11 +220,17 @@ def task_cells(table: Table) -> Cells:
     return _cells([column for column in columns if column not in left_out], table.rows)
 
 
-def halves(head: list[str], body: list[list[str]]) -> list[Cells]:
-    """The table in two, quality and speed, for a narrow terminal."""
-    speed = [i for i, name in enumerate(head) if i == 0 or name in _ABOUT_SPEED]
-    quality = [i for i, name in enumerate(head) if name not in _ABOUT_SPEED]
-    return [([head[i] for i in part], [[row[i] for i in part] for row in body]) for part in (quality, speed)]
+def short_task_cells(table: Table) -> Cells:
+    """What people look for first in the table of a task; it fits 100 columns."""
+    return _cells([*_score(table), _FLIPS, _SAME, _EXACT], table.rows)
+
+
+def _score(table: Table) -> list[Column]:
+    return [
+        _setting(table.rows),
+        (table.criterion, lambda row: f"{row.n_correct}/{row.n}"),
+        (f"{table.criterion}, % [95% CI]", lambda row: interval(row.accuracy, "{:.1f}", 100)),
+    ]
 
 
 # ---- Sentences -------------------------------------------------------------------------------------------------------
@@ -263,7 +275,8 @@ def verdict(summaries: Sequence[Summary], chat: str) -> str:
     others = [s for s in summaries if s.speedup_plain and s is not governed and Decoding.parse(s.setting).is_exact]
     best = max(others, key=lambda s: s.speedup_plain.estimate if s.speedup_plain else 0.0, default=None)
     if best is not None and best.speedup_plain is not None and best.speedup_plain.low > gain.estimate:
-        said += f". The lossless setting {best.setting} is {_in_words(best.speedup_plain)} times as fast"
+        name = bench_names([best.setting])[best.setting]
+        said += f". The lossless setting `{name}` is {_in_words(best.speedup_plain)} times as fast"
     return said + "."
 
 

@@ -107,9 +107,11 @@ class _Measurements:
     rows: list[Measured] = field(default_factory=list)
 
     def add(self, row: Measured) -> None:
-        """One more, which is kept if it is new."""
+        """One more; if it is new, it is kept and told."""
         self.rows.append(row)
-        if row.key not in self.known and self.keep is not None:
+        if row.key in self.known:
+            return
+        if self.keep is not None:
             self.keep(row)
         if self.progress is not None:
             more = f", {row.n_parallel} requests" if row.n_parallel > 1 else ""

@@ -82,6 +82,7 @@ def make_page(
         "drafter": drafter,
         "setting": str(setting),
         "lossless": setting.is_exact,
+        "drafts": "" if setting.is_plain else "governed" if setting.adaptive else "fixed",
         "prompt": prompt,
         "tokens": _tokens(records, detokenize, is_special),
         "finish": _FINISH[generated.finish],

@@ -16,6 +16,7 @@ import time
 import pytest
 from gguf_edit import edit_gguf
 
+import pyfly_cpp
 from pyfly_cpp.cli import chat_command as chats
 from pyfly_cpp.cli.reader import PipeReader
 from pyfly_cpp.decoding.presets import load_preset
@@ -39,12 +40,32 @@ def test_answers_on_stdout_and_the_rest_on_stderr(run):
     assert result.code == 0
     assert result.out.strip()
     assert "tiny-llama-target-f16.gguf" in result.err
-    assert "draft model tiny-llama-draft-f16.gguf guesses" in result.err and "a draft was given" in result.err
-    assert "gate: margin:0.3, window: none\n" in result.err
+    assert "drafts: draft model tiny-llama-draft-f16.gguf; gate: margin:0.3, window: none" in result.err
     assert "lossy" in result.err and "/gate exact" in result.err
     lines = [line for line in result.err.splitlines() if "tokens per step" in line]
     assert len(lines) == 2  # one for each answer, about that answer
     assert int(re.findall(r"(\d+) tokens in", lines[1])[0]) <= 40
+
+
+@pytest.mark.parametrize("more", [(), ("--drafter", "none"), ("--preset", "fast"), ("--gate", "stochastic")])
+def test_what_a_start_shows_is_short_and_the_rest_is_in_stats(run, monkeypatch, more):
+    monkeypatch.setattr(PipeReader, "interactive", True)
+    monkeypatch.setattr("pyfly_cpp.cli.loading.embedded_model", lambda: TARGET)
+    model, drafts, helped, _ = run("chat", "-t", 1, *more).err.splitlines()
+    assert TARGET.name in model and "demo model" in model and "drafts" in drafts and "/help" in helped
+    assert ("lossy" in drafts) == ("fast" in more) and ("gate: " in drafts) == ("none" not in more)
+    details = run("chat", "-t", 1, *more, stdin="/stats\n").err.partition("/help")[2]
+    words = (pyfly_cpp.__version__, "on the CPU, 1 thread", "temperature", "top-k", "drafter", "gate: ", "tokens used")
+    assert [word for word in words if word not in details] == []
+    assert "demo model" not in run("chat", "-m", TARGET, "-t", 1).err
+
+
+def test_the_context_used_and_left_is_shown(run):
+    result = chat(run, "-n", 8, "-c", 512, stdin=f"{QUESTION}\nAnd she?\n/reset\nAnd she?\n")
+    shown = [tuple(map(int, found)) for found in re.findall(r"(\d+) of (\d+) tokens used, (\d+) left", result.err)]
+    assert len(shown) == 3 and all(used + left == n_ctx == 512 for used, n_ctx, left in shown)
+    first, second, anew = (used for used, _, _ in shown)
+    assert second > first > anew > 8
 
 
 def test_a_window_that_fits_in_no_round_is_told_once(run):
@@ -61,9 +82,10 @@ def test_a_window_that_fits_in_no_round_is_told_once(run):
 def test_the_window_follows_the_gate(run, tmp_path):
     file = tmp_path / "talk.json"
     result = chat(run, stdin=f"/gate entropy:0.4\n/gate margin:0.2\n/save {file}\n/load {file}\n/gate entropy:0.5\n")
+    assert "; gate: margin:0.3, window: none" in result.err
     gates = [line for line in result.err.splitlines() if line.startswith("gate: ")]
     own = {"margin": "none", "entropy": "agree:6"}
-    assert len(gates) == 5 and all(line.endswith(own[line[6:].partition(":")[0]]) for line in gates)
+    assert len(gates) == 4 and all(line.endswith(own[line[6:].partition(":")[0]]) for line in gates)
     result = chat(run, "--window", 3, stdin="/gate entropy:0.4\n")
     assert "gate: margin:0.3, window: agree:3" in result.err and "gate: entropy:0.4, window: agree:3" in result.err
     assert json.loads(file.read_text())["settings"]["window"] is None
@@ -76,7 +98,7 @@ def test_exact_equals_plain(run):
     plain = run("chat", "-m", TARGET, "--drafter", "none", "-t", 1, "-n", 40, "--temp", 0, stdin=f"{QUESTION}\n")
     assert drafted.out == plain.out
     assert "lossy" not in drafted.err
-    assert "plain decoding" in plain.err
+    assert "drafts: none" in plain.err
 
 
 def test_commands(run):
@@ -129,6 +151,39 @@ def test_a_question_with_a_slash(run):
 def test_backslash_continues_a_line(run):
     both = chat(run, "--show-drafts", stdin="Tom has\\\n3 apples.\n")
     assert both.err.count("tokens per step") == 1
+
+
+@pytest.mark.parametrize(
+    ("typed", "messages"),
+    [
+        ('"""\nTom has\n\n3 apples.\n"""\nAnd she?\n', ["Tom has\n\n3 apples.", "And she?"]),
+        ('"""Tom has\\\n/etc\r\nexit"""  \n', ["Tom has\\\n/etc\nexit"]),
+        ('"""/stats"""\n"""exit"""\nexit\n', ["/stats", "exit", "exit"]),
+        ('""" """\n""""""\nTom has """3""" apples.\n', ['Tom has """3""" apples.']),
+        ('"""\nTom has\n3 apples.', ["Tom has\n3 apples."]),
+        ("", []),
+    ],
+    ids=["lines", "as it is", "no commands", "empty", "not closed", "nothing"],
+)
+def test_three_quotes_hold_a_message_of_several_lines(run, tmp_path, monkeypatch, typed, messages):
+    said = []
+
+    def answer(self, messages, **kwargs):
+        said.append(messages[-1]["content"])
+        yield Piece("Well", (Token(5, "Well"),), 1, "stop")
+
+    monkeypatch.setattr(FlyLlama, "write_chat", answer)
+    assert chat(run, stdin=typed).code == 0
+    assert said == messages
+
+
+def test_words_that_leave_and_list(run, monkeypatch):
+    monkeypatch.setattr(PipeReader, "interactive", True)
+    for word in ("exit", "quit", "/exit", "/quit", "/bye"):
+        result = chat(run, stdin=f" {word} \n{QUESTION}\n")
+        assert result.code == 0 and not result.out, word
+    listed = [chat(run, stdin=f"{word}\n").err.partition("Ctrl-D leaves")[2] for word in ("/help", "/?")]
+    assert listed[0] == listed[1] and all(word in listed[0] for word in ('"""', "exit", "/?"))
 
 
 def talk_of(run, tmp_path, stdin, *arguments):
@@ -448,11 +503,11 @@ def test_a_seed_is_the_same_whenever_it_is_set(run, drafting, tmp_path):
 
 def test_a_chat_is_sampled_as_the_model_recommends(run, tmp_path):
     target = recommending(tmp_path, temp=0.25, top_k=11)
-    result = run("chat", target, "-t", 1, "-n", 4, stdin="/set\n")
-    assert "temperature 0.25" in result.err and "top-k 11" in result.err and "gate: exact." in result.err
+    result = run("chat", target, "-t", 1, "-n", 4, stdin="/set\n/stats\n")
+    assert result.err.count("temperature 0.25") == 2 and "top-k 11" in result.err and "gate: exact " in result.err
     assert "on the CPU, 1 thread\n" in result.err
     assert "temperature 0.5" in run("chat", target, "--temp", 0.5, "-t", 1, stdin="/set\n").err
-    assert "gate: stochastic." in run("chat", target, "--gate", "stochastic", "-t", 1, stdin="").err
+    assert "gate: stochastic " in run("chat", target, "--gate", "stochastic", "-t", 1, stdin="").err
 
 
 def test_an_answer_that_was_cut_off_is_continued(run, tmp_path):
@@ -687,9 +742,14 @@ def test_terminal_several_lines_and_history(terminal, tmp_path):
     t.wait_for(PROMPT)
     t.send("one\\\rtwo\x1b\rthree\r")
     t.wait_for("tokens per step")
-    t.leave()
+    t.wait_for(PROMPT)
+    t.send('"""four\rfive"""\r')
+    t.wait_for("tokens per step")
+    t.wait_for(PROMPT)
+    t.send("exit\r")
+    assert t.process.wait(timeout=10) == 0
     history = (tmp_path / "pyfly-cpp" / "chat_history").read_text()
-    assert "+one\n+two\n+three\n" in history
+    assert "+one\n+two\n+three\n" in history and '+"""four\n+five"""\n' in history
 
 
 def test_typing_while_an_answer_comes(terminal):

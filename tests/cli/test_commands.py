@@ -12,10 +12,12 @@ import sys
 import llama_cpp
 import pytest
 from fake_rpc import fake_rpc_server
+from gguf_edit import edit_gguf
 
 import pyfly_cpp
 from pyfly_cpp import _native
 from pyfly_cpp.cli import _COMMANDS, cli
+from pyfly_cpp.cli.headings import HeadedCommand
 from pyfly_cpp.cli.text import repaired
 from pyfly_cpp.errors import NativeError
 from pyfly_cpp.machine import extra_buffers
@@ -60,7 +62,7 @@ def test_unknown_command_is_usage_with_a_hint(run):
         (["--model", TARGET, "--max-tokens", 2**31], 2, "is too large; the largest is 2147483647"),
         (["--model", TARGET, "--temperature", "nan"], 2, "nan is not a finite number"),
         (["--model", TARGET, "--chat-format", "chatmll"], 2, "Did you mean 'chatml'? The formats are "),
-        (["--model", TARGET, "--system", "x"], 2, "--system needs --chat"),
+        (["--model", TARGET, "--raw", "--system", "x"], 2, "leave out --raw or --system"),
         (["--model", TARGET, "--rpc", "box"], 2, "an RPC server is written HOST:PORT, such as 192.168.0.7:50052, not"),
         (["--model", TARGET, "--devices", "CUDA0,"], 2, "has an empty name"),
         (["--model", TARGET, "--devices", "Cuda77"], 1, "there is no device 'Cuda77'"),
@@ -128,7 +130,8 @@ def test_without_the_packages_of_the_command_line(package):
 
 
 def complete(run, *arguments, stdin=""):
-    result = run("complete", "--model", TARGET, *ONE_THREAD, "--max-tokens", 24, *arguments, stdin=stdin)
+    """Continues a text, unless --chat is among the arguments."""
+    result = run("complete", "--raw", "--model", TARGET, *ONE_THREAD, "--max-tokens", 24, *arguments, stdin=stdin)
     assert result.code == 0, result.err
     return result
 
@@ -266,6 +269,26 @@ def test_complete_chat_and_stop(run):
     assert stopped["text"] == text[: text.index(word)]
 
 
+def test_complete_answers_by_the_chat_template_if_there_is_one(run, tmp_path):
+    bare = edit_gguf(TARGET, tmp_path / "bare.gguf", {"tokenizer.chat_template": None})
+
+    def ask(*arguments):
+        result = run("complete", "--json", *ONE_THREAD, "-n", 8, *arguments, "How many apples has Tom?")
+        assert result.code == 0, result.err
+        said = json.loads(result.out)
+        return said["text"], said["usage"]["prompt_tokens"], said["settings"]["chat"]
+
+    answered, continued = ask("-m", TARGET, "--chat"), ask("-m", TARGET, "--raw")
+    assert answered[2] and not continued[2] and answered[1] > continued[1]
+    assert ask("-m", TARGET) == answered
+    assert ask("-m", bare) == continued
+    assert ask("-m", bare, "--chat-format", "chatml")[2] and ask("-m", bare, "--chat")[2]
+    with_system = ask("-m", TARGET, "--system", "Be brief.")
+    assert with_system[1] > answered[1]
+    refused = run("complete", "-m", bare, *ONE_THREAD, "--system", "Be brief.", "How?")
+    assert refused.code == 1 and "--chat-format" in refused.err and len(refused.err.splitlines()) == 1
+
+
 def test_complete_grammar_and_schema(run, tmp_path):
     grammar = tmp_path / "digits.gbnf"
     grammar.write_text('root ::= [0-9] [0-9] "."\n')
@@ -295,7 +318,7 @@ def test_a_grammar_that_is_not_utf8_is_one_line(run, tmp_path):
 
 
 def test_closed_pipe_is_no_traceback():
-    command = f"{sys.executable} -m pyfly_cpp complete -m {TARGET} -t 1 -n 300 'Natalia sold' | head -c 5"
+    command = f"{sys.executable} -m pyfly_cpp complete --raw -m {TARGET} -t 1 -n 300 'Natalia sold' | head -c 5"
     done = subprocess.run(command, shell=True, capture_output=True, text=True)
     assert len(done.stdout) == 5
     assert "Traceback" not in done.stderr
@@ -319,18 +342,19 @@ def test_a_context_that_is_too_long_or_rounded_up_says_so(run):
     assert line.startswith(
         "Warning: tiny-llama-target-f16.gguf was trained on contexts of 2048 tokens, and --n-ctx asks"
     )
-    for command in (("complete",), ("complete", "--chat")):
+    for command in (("complete", "--raw"), ("complete",)):
         result = run(*command, "-m", TARGET, *ONE_THREAD, "--n-ctx", 64, "many words " * 100)
         assert result.code == 1 and "holds 256 (64, rounded up)" in result.err, result.err
 
 
 def test_the_end_of_the_context_is_told(run):
     for more in ((), ("--json",)):
-        result = run("complete", "-m", TARGET, *ONE_THREAD, "-n", 300, "-c", 8, *more, "many words " * 84)
+        raw = ("complete", "--raw", "-m", TARGET, *ONE_THREAD)
+        result = run(*raw, "-n", 300, "-c", 8, *more, "many words " * 84)
         assert result.code == 0
         rounded, full = result.err.splitlines()
         assert "--n-ctx 8 is rounded up to 256" in rounded and "the context is full; raise --n-ctx" in full
-        result = run("complete", "-m", TARGET, *ONE_THREAD, "-n", 2, "-c", 256, *more, "many words " * 84)
+        result = run(*raw, "-n", 2, "-c", 256, *more, "many words " * 84)
         assert "is full" not in result.err, "the prompt has 254 tokens, and it has all that was asked for"
     assert complete(run, "-n", 3, "many words").err == ""
 
@@ -403,11 +427,42 @@ def test_one_name_for_one_option_on_every_command():
     assert not takes_value["--json"] and not takes_value["--force"]
 
 
-@pytest.mark.parametrize("name", [name for name, _ in every_command()])
-def test_a_help_fits_80_columns(run, name):
-    result = run(*name.split(), "--help")
+HEADED = {name: command for name, command in every_command() if isinstance(command, HeadedCommand)}
+
+
+@pytest.mark.parametrize(
+    ("name", "word"), [*((name, "--help") for name, _ in every_command()), *((name, "--help-all") for name in HEADED)]
+)
+def test_a_help_fits_80_columns(run, name, word):
+    result = run(*name.split(), word)
     assert result.code == 0 and max(map(len, result.out.splitlines())) <= 80
     assert not re.search(r"\w-\n", result.out), "names are not broken at their hyphens"
+
+
+@pytest.mark.parametrize("name", HEADED)
+def test_a_help_lists_what_most_need_and_another_everything(run, name):
+    def listed(word):
+        options = run(name, word).out.partition("\nOptions:\n")[2]
+        records = re.findall(r"^  (-\S.*?)(?:  .*)?$", options, re.MULTILINE)
+        return {option for record in records for option in re.findall(r"--[\w-]+", record)}
+
+    options = [param for param in HEADED[name].params if param.param_type_name == "option" and not param.hidden]
+    few, everything = listed("--help"), listed("--help-all")
+    n_few = sum(bool(few & {*param.opts}) for param in options)
+    assert 6 <= n_few <= 14 and "--help-all" in few
+    assert all(few & {*param.opts} for param in options if param.required)
+    assert everything == {opt for param in options for opt in (*param.opts, *param.secondary_opts)
+                          if opt.startswith("--")} | {"--help"}  # fmt: skip
+
+
+def test_tab_completion_is_as_the_help_tells(run, monkeypatch):
+    (script,) = re.findall(r'eval "\$\((\w+)=(bash)_source pyfly-cpp\)"', run("--help").out)
+    variable, shell = script
+    monkeypatch.setenv(variable, f"{shell}_complete")
+    for words, expected in (("pyfly-cpp ch", "plain,chat"), ("pyfly-cpp chat --dr", "plain,--draft")):
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+        assert expected in run().out.splitlines()
 
 
 # ---- doctor ----------------------------------------------------------------------------------------------------------
@@ -444,8 +499,9 @@ def test_devices_of_the_commands(run):
     where = ["--devices", "none", "--draft", DRAFT, "--draft-devices", "none"]
     result = run("complete", "--model", TARGET, *where, *ONE_THREAD, "--max-tokens", 5, "Tom has")
     assert result.code == 0
-    result = run("bench", "--model", TARGET, *where, *ONE_THREAD, "--limit", 1, "--max-tokens", 4, "--without-plain")
-    assert result.code == 0
+    few = ("--limit", 1, "--max-tokens", 4, "--without-plain", "--details")
+    result = run("bench", "--model", TARGET, *where, *ONE_THREAD, *few)
+    assert result.code == 0 and result.out.count("┏") > 1 and "draft of a step" in result.out
     assert "layers on the GPU, devices: none, draft_devices: none" in result.out
 
 

@@ -37,7 +37,7 @@ def test_the_demo_shows_the_steps_of_a_new_process(run, smollm2):
     arguments = ["-t", 1, "-c", 1024, "-m", smollm2, "--drafter", "lookup"]
     shown = run("demo", *arguments)
     steps = [int(n) for n in re.findall(r" in (\d+) steps", shown.err)]
-    complete = run("complete", "--chat", "--stats", "--temp", 0, *arguments, PROMPT)
+    complete = run("complete", "--stats", "--temp", 0, *arguments, PROMPT)
     fresh = int(re.search(r" in (\d+) steps", complete.err)[1])
     plain, drafted = steps
     assert plain / 6 < fresh <= plain and plain / 6 < drafted <= plain

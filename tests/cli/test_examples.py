@@ -52,7 +52,7 @@ def test_every_command_is_here():
 def test_the_example_runs(run, tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     fill(tmp_path)
-    monkeypatch.setattr(models_command, "fetch_model", lambda *_: TARGET)  # what it does: test_models.py
+    monkeypatch.setattr(models_command, "fetch_with_bar", lambda name: TARGET)  # what it does: test_hub_models.py
     monkeypatch.setattr(models_command.models, "locate", lambda name: TARGET)
     found = list(examples(run(*command, "--help").out))
     assert found

@@ -1,12 +1,15 @@
-"""`models fetch hf:...` and `models pair hf:...` against a local server that speaks the hub's protocol."""
+"""Models of the hub, against a local server that speaks its protocol: `models fetch hf:...`, `models pair hf:...`, and
+the offer to fetch one that a command needs."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,6 +17,8 @@ import pytest
 from fake_hub import fake_hub
 
 from pyfly_cpp.models.named import locate
+
+from .conftest import TARGET
 
 pytest.importorskip("huggingface_hub")
 
@@ -27,17 +32,22 @@ def hub():
         yield server
 
 
-def start(home, url, *arguments):
+def launch(home, url, *arguments, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE):
     environment = {**os.environ, "HF_HOME": str(home), "HF_ENDPOINT": url, "HF_HUB_DISABLE_XET": "1"}
     for name in ("HF_HUB_CACHE", "HF_TOKEN"):
         environment.pop(name, None)
     return subprocess.Popen(
-        [sys.executable, "-m", "pyfly_cpp", "models", *arguments],
+        [sys.executable, "-m", "pyfly_cpp", *arguments],
         env=environment,
+        stdin=stdin,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
     )
+
+
+def start(home, url, *arguments):
+    return launch(home, url, "models", *arguments)
 
 
 def fetch(home, url, name="hf:owner/repo/model.gguf"):
@@ -126,6 +136,52 @@ def test_a_model_by_its_type(hub, tmp_path, monkeypatch):
     assert locate(whole) is None
     assert command(tmp_path, hub.url, "fetch", whole)[:2] == (0, f"{usual}\n")
     assert locate(whole) == usual
+
+
+def at_terminal(home, url, keys, *arguments):
+    """(exit code, stdout, what a terminal shows of stderr) of a command at a terminal where these keys are pressed."""
+    pty = pytest.importorskip("pty")
+    master, terminal = pty.openpty()
+    process = launch(home, url, *arguments, stdin=terminal, stderr=terminal)
+    os.close(terminal)
+    os.write(master, keys.encode())
+    shown = []
+
+    def read():
+        with contextlib.suppress(OSError):  # the other end is closed
+            while data := os.read(master, 65536):
+                shown.append(data)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        out, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
+        reader.join()
+        os.close(master)
+    return process.returncode, out, b"".join(shown).decode("utf-8", "replace")
+
+
+def test_a_model_that_is_not_here_is_offered_at_a_terminal(hub, tmp_path):
+    hub.files = {"m-Q8_0.gguf": TARGET.read_bytes(), "m-F16.gguf": b"f" * 10}
+    complete = ("complete", "-m", "hf:owner/repo", "-t", "1", "-n", "4", "Tom")
+    code, out, shown = at_terminal(tmp_path, hub.url, "n\n", *complete)
+    assert code == 1 and not out and not hub.ranges
+    assert "hf:owner/repo:Q8_0" in shown and "11.1 MB, mit" in shown
+    error = " ".join(shown.partition("Error: ")[2].split())
+    assert "run `pyfly-cpp models fetch hf:owner/repo`" in error and error.count(".") == 1 and "Traceback" not in shown
+    piped = launch(tmp_path, hub.url, *complete)
+    assert "models fetch hf:owner/repo" in piped.communicate(timeout=60)[1] and piped.returncode == 1 and not hub.ranges
+    code, out, shown = at_terminal(tmp_path, hub.url, "y\n", *complete)
+    assert code == 0 and out.strip(), shown
+    code, _, shown = at_terminal(tmp_path, "http://127.0.0.1:9", "", *complete)
+    assert code == 0 and "not on this machine" not in shown
+
+
+def test_a_hub_that_is_not_reached_is_one_sentence_at_a_terminal(tmp_path):
+    code, _, shown = at_terminal(tmp_path, "http://127.0.0.1:9", "y\n", "demo", "-m", "hf:owner/repo:Q8_0")
+    assert code == 1 and "the hub cannot be reached" in shown and "Traceback" not in shown
 
 
 @pytest.fixture

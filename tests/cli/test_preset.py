@@ -34,7 +34,7 @@ def preset(tmp_path):
 
 
 def settings(run, *arguments):
-    result = run("complete", *QUIET, "--json", *arguments, "Natalia sold")
+    result = run("complete", "--raw", *QUIET, "--json", *arguments, "Natalia sold")
     assert result.code == 0, result.err
     return json.loads(result.out)
 
@@ -128,7 +128,7 @@ def test_chat(run, preset):
     result = run("chat", *QUIET, "--preset", preset(**LOOSE), stdin="How many apples?\n")
     assert result.code == 0 and result.out.strip()
     assert "gate: margin:0.5, window: " in result.err
-    assert f"drafter: draft model {DRAFT.name} guesses" in result.err and "(the preset sets it)" in result.err
+    assert f"drafts: draft model {DRAFT.name}; " in result.err
 
 
 DRAFTED = {"kind": "draft", "model_path": "draft.gguf"}

@@ -6,10 +6,12 @@ import io
 import json
 import re
 import sys
+from types import SimpleNamespace
 
 import click
 import pytest
 
+from pyfly_cpp.cli import progress
 from pyfly_cpp.cli.drafts import paint
 from pyfly_cpp.cli.measuring import show_table
 from pyfly_cpp.cli.terminal import AnswerWriter, Bar, note, shown, write
@@ -85,6 +87,25 @@ def test_names_with_brackets_are_no_markup(capsys, terminal):
         bar.update("loading [/x]\x1b[2J", 1, 2, "50%")
     out, err = capsys.readouterr()
     assert "[/x]\\u001b[2J" in out and "[/x]\\u001b[2J" in err
+
+
+@pytest.mark.parametrize(("seconds", "n_lines"), [(10.0, 5), (0.1, 0), (600.0, 25)])
+def test_long_work_tells_in_lines_how_long_it_takes(monkeypatch, capsys, seconds, n_lines):
+    """The first 2 of 32 answers are those of an earlier run."""
+    now = [0.0]
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    with progress.progress_bar("bench", 8, 4) as advance:
+        for done in range(3, 33):
+            now[0] += seconds
+            advance(done, "an answer")
+    begin, *lines = capsys.readouterr().err.splitlines()
+    assert "8 answers" in begin and "4 settings" in begin and "32" in begin
+    told = [line for line in lines if "left" in line]
+    assert len(told) == n_lines and (len(lines) == n_lines or seconds > progress.EVERY)
+    if seconds == 10.0:  # 25 more after 7 of 32
+        assert "7 of 32" in told[0] and "4 minutes" in told[0]
+    if seconds == 600.0:
+        assert "4.2 hours" in told[0]
 
 
 def test_a_character_that_stdout_lacks_is_no_error(monkeypatch):

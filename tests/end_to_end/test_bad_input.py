@@ -27,6 +27,7 @@ import pyfly_cpp
 from pyfly_cpp import BusyError, ContextFullError, DraftModel, Entropy, FlyBatch, FlyLlama, Margin, PromptLookup, Window
 from pyfly_cpp.decoding.presets import load_preset
 from pyfly_cpp.errors import IncompatibleDraftError, NativeError, NotFiniteError
+from pyfly_cpp.llama import fly_llama
 from pyfly_cpp.machine.releases import CACHE_TYPES
 
 OPTIONS = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
@@ -414,7 +415,8 @@ def test_attributes_of_a_batch(tiny_target):
         assert "2 requests of 256 tokens" in repr(batch) and "gate exact" in repr(batch)
         handle = batch.submit("Tom", max_tokens=2)
         handle.result()
-        assert "has ended" in repr(handle)
+        assert "has ended" in repr(handle) and "closed" not in repr(batch)
+    assert "closed" in repr(batch)
     with closing(FlyLlama(tiny_target, **OPTIONS)) as llm:
         assert "closed" not in repr(llm)
     assert "closed" in repr(llm)
@@ -423,8 +425,15 @@ def test_attributes_of_a_batch(tiny_target):
 def test_the_package_shows_its_own_names_alone():
     public = {name for name in dir(pyfly_cpp) if not name.startswith("_")}
     modules = {name for name in public if inspect.ismodule(getattr(pyfly_cpp, name))}
-    assert public - modules - {"VersionMismatchError"} == set(pyfly_cpp.__all__) - modules
+    assert public == {*pyfly_cpp.__all__, "decoding", "engine", "errors"} and "__version__" in dir(pyfly_cpp)
     assert all(getattr(pyfly_cpp, name).__name__.startswith("pyfly_cpp.") for name in modules)
+
+
+def test_completion_shows_no_internal_names(tiny_target):
+    with closing(FlyLlama(tiny_target, **OPTIONS)) as llm:
+        shown = {*dir(llm)}
+        assert all(hasattr(llm, name) for name in fly_llama._INTERNAL) and not shown & fly_llama._INTERNAL
+        assert {"create_chat_completion", "drafter", "gate", "metadata", "records", "stats", "trace"} <= shown
 
 
 CHAT = [{"role": "user", "content": "Tom has 3 apples"}]

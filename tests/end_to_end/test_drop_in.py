@@ -7,11 +7,14 @@ agree to 1e-3, which at a high temperature moves a draw now and then: the probab
 
 from __future__ import annotations
 
+import html
 import json
 import pickle
+import re
 import shutil
 import sys
 import types
+from collections import Counter
 
 import llama_cpp
 import numpy as np
@@ -22,7 +25,8 @@ from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 from llama_cpp.llama_tokenizer import LlamaTokenizer
 
 from pyfly_cpp import DraftModel, Entropy, Exact, FlyLlama, Margin, PromptLookup, Window
-from pyfly_cpp.engine.stats import Stats
+from pyfly_cpp.engine.recorded import Recorded
+from pyfly_cpp.engine.stats import Record, Stats
 
 F32 = llama_cpp.GGML_TYPE_F32
 OPTIONS = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "type_k": F32, "type_v": F32, "verbose": False}
@@ -897,3 +901,32 @@ def test_a_text_in_place_of_messages_is_told(tiny_target):
         assert str(llm.stats) == llm.stats.summary()
     with pytest.raises(ValueError, match="closed"):
         llm.create_completion("Tom")
+
+
+def test_a_notebook_shows_how_an_answer_was_produced(tiny_target, tiny_draft):
+    with FlyLlama(
+        tiny_target, drafter=DraftModel(tiny_draft), gate=Margin(0.5), adaptive=False, trace=True, **OPTIONS
+    ) as llm:
+        assert llm.records == []
+        answer = text(llm.create_completion(PROMPT, max_tokens=60, temperature=0))
+        records = llm.records
+        page = records._repr_html_()
+        shown = re.sub(r"<del.*?</del>", "", page.partition("</div>")[0], flags=re.DOTALL)
+        assert html.unescape(re.sub("<[^>]*>", "", shown)) == answer
+        origins = Counter(record.origin for record in records)
+        assert all(f"{n} {origin}" in page for origin, n in origins.items()) and origins["loose"] > 0
+        assert page.count("<del") == 1 + sum(len(record.rejected) for record in records) > 1
+        same = pickle.loads(pickle.dumps(records))
+        assert same == records and type(same) is list
+    assert isinstance(records._repr_html_(), (str, type(None))), "of a closed model"
+
+
+def test_what_a_model_writes_is_no_markup_in_a_notebook():
+    pieces = {0: b"<script>", 1: "é".encode()[:1], 2: "é".encode()[1:], 3: b"\n<b>"}
+    recorded = Recorded(pieces.__getitem__)
+    assert recorded._repr_html_() is None
+    for token, rejected in ((0, (3,)), (1, ()), (2, ())):
+        recorded.append(Record(1, token, "target", token, 0, "gate", 0, 0.5, 1.0, -0.1, rejected))
+    page = recorded._repr_html_()
+    assert "<script" not in page and "<b>" not in page and "\n" not in page
+    assert "&lt;script&gt;" in page and "↵&lt;b&gt;" in page and "é" in page and "90.5%" in page

@@ -211,11 +211,12 @@ def test_the_verdict(measured, times, words):
     ]
     rows = [*timed(plain, 1.0), *governed, *timed(exact, 0.8)]
     sentence = report.verdict(summarise(rows), "exact adaptive")
-    assert words in sentence and ("lossless setting exact is" in sentence) == (times < 1.25)
+    assert words in sentence and ("lossless setting `exact, fixed length` is" in sentence) == (times < 1.25)
     assert report.verdict(summarise([*governed, *timed(exact, 0.8)]), "exact adaptive") == "", "compared with nothing"
     few = [m for m in rows if m.prompt.id in "0123"]
     assert "too few" in report.verdict(summarise(few), "exact adaptive")
-    assert "exact adaptive (as in chat)" in str(report.speed_cells(summarise(rows), "exact adaptive"))
+    names = [row[0] for row in report.speed_cells(summarise(rows), "exact adaptive")[1]]
+    assert names == ["plain", "exact adaptive (as in chat)", "exact, fixed length"]
 
 
 def test_answers_that_end_in_their_first_step_have_no_speed():

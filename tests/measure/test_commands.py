@@ -61,7 +61,8 @@ def test_eval(run, data, tmp_path):
     ]
     result = run(evaluate, *arguments, "-s", "margin:0.5 agree:0")
     assert result.exit_code == 0, result.output
-    assert "margin:0.5" in result.stdout and "0/4" in result.stdout
+    assert "margin:0.5" in result.stdout and "0/4" in result.stdout and "table.md" in result.stderr
+    assert max(len(line) for line in result.stdout.splitlines() if line[:1] in "┏┃┡│└") <= 100
     table = json.loads((tmp_path / "run" / "table.json").read_text())
     assert [row["setting"] for row in table["table"]["rows"]] == ["plain", "exact", "margin:0.5"]
     assert table["table"]["n_complete"] == 4 and table["run"]["model"]["sha256"] and table["run"]["data_sha256"]
@@ -245,6 +246,8 @@ def test_bench(run, tmp_path):
     assert set(record["memory_mib"]) == {"plain", "exact adaptive", "exact", "margin:0.5"}
     assert {"plain", "exact adaptive", "exact", "margin:0.5"} == {s["setting"] for s in record["summaries"]}
     assert "total tokens over total seconds" in result.stdout and "# Speed" in (tmp_path / "b.md").read_text()
+    assert result.stdout.count("┏") == 1 and "exact, fixed length" in result.stdout
+    assert (tmp_path / "b.md").read_text().count("\n| --- ") > 1, "a file has all tables"
     assert "tokens, greedy" in result.stdout
     refused(run(bench, "--limit", 1, *files), "b.json exists already", "--force")
     refused(run(bench, "-o", tmp_path / "b.json" / "x.json"), "cannot be written to")
@@ -370,12 +373,13 @@ def test_bench_without_a_file_goes_on_too(run, tmp_path, stopped_after):
 def test_bench_of_several_at_once(run, tmp_path):
     files = ["-o", tmp_path / "b.json", "--markdown", tmp_path / "b.md"]
     few = ["-s", "exact lookup adaptive", "--limit", 4, "--max-tokens", 12]
-    result = run(bench, *few, "--parallel", "3,1", *files)
+    result = run(bench, *few, "--parallel", "3,1", "--details", *files)
     assert result.exit_code == 0, result.output
     record = json.loads((tmp_path / "b.json").read_text())
     assert record["parallel"] == [1, 3] and len(record["measured"]) == 4 * 4 * 2 == 4 * len(record["loads"])
     assert record["loads"][0]["seconds_first_token"]["p95"] > 0 and record["models"]["n_ctx"] == 1024
     assert "first token" in result.stdout and "| plain | 3 |" in (tmp_path / "b.md").read_text()
+    assert result.stdout.count("┏") == 2 and "exact, fixed length" in result.stdout
     refused(run(bench, *few, "--parallel", 5), "5 requests at a time need as many prompts", "there are 4")
     refused(run(bench, *few, "--parallel", "1,x"), "is not a number of requests from 1 on")
     refused(run(bench, *few, "--parallel", 2, "--plot", tmp_path / "p.png"), "--plot")
@@ -481,7 +485,7 @@ def test_a_preset_drafts_alike_everywhere(run, tiny, data, tmp_path, fields, dra
         fields = {**fields, "drafter": {"kind": "draft", "model_path": str(tiny[1])}}
     (tmp_path / "p.json").write_text(json.dumps({"format": 1, "model": str(tiny[0]), **fields}))
     short = ["--preset", tmp_path / "p.json", "-n", 8, "-c", 512, "-t", 1, *(["-d", tiny[1]] if draft else [])]
-    result = run("complete", "--json", *short, "One.", models=False)
+    result = run("complete", "--raw", "--json", *short, "One.", models=False)
     answer = json.loads(result.stdout)
     assert (answer["stats"]["drafted"] == 0) == is_plain, "complete, as chat and serve"
     name = "plain" if is_plain else fields.get("gate", "exact")
@@ -544,6 +548,11 @@ def test_explain(run, tmp_path):
     assert "margin:0.7" in path.read_text(encoding="utf-8")
     assert run(explain, "Tell.", "-n", 4, "--force", "-o", path).exit_code == 0
     assert "Lossless" in path.read_text(encoding="utf-8"), "no gate was asked for"
+    assert "exact adaptive" in path.read_text(encoding="utf-8"), "drafts are governed, as in chat"
+    for fixed, shown in (("exact k=2", "exact k=2"), ("exact no-adaptive", "exact no-adaptive"), ("plain", "plain")):
+        assert run(explain, "Tell.", "-n", 4, "--force", "-o", path, "-s", fixed).exit_code == 0
+        page = path.read_text(encoding="utf-8")
+        assert f"; {shown}." in page and ("full length" in page) == (fixed != "plain")
     refused(run(explain, "x", "-o", path), "exists already")
     refused(run(explain, " ", "-o", tmp_path / "f.html"), "the prompt is empty")
     refused(run(explain, "x", "-s", "margn:1", "-o", tmp_path / "f.html"), "Did you mean 'margin'")

@@ -80,6 +80,12 @@ def test_the_page():
     assert "Lossy" in text and "Lossless" in render(page(RECORDS[:1], setting="exact"))
 
 
+def test_the_page_tells_how_much_is_drafted():
+    told = {setting: render(page(RECORDS[:1], setting=setting)) for setting in ("exact", "exact adaptive", "plain")}
+    assert [setting for setting, text in told.items() if "full length" in text] == ["exact"]
+    assert [setting for setting, text in told.items() if "as in chat" in text] == ["exact adaptive"]
+
+
 def test_bytes_of_one_character_are_shown_when_it_is_whole():
     tokens = page(RECORDS)["tokens"]
     assert [token["text"] for token in tokens] == ["Hi", " <b>&", "\n", None, "é", "<|im_end|>"]

@@ -72,8 +72,14 @@ def test_without_plain_nothing_is_compared_with_it():
     head, body = report.task_cells(summarise(some, SETTINGS[1:], 20))
     assert "x exact [95% CI]" in head and not any("plain" in name for name in head)
     assert all(len(row) == len(head) for row in body)
-    (quality, _), (speed, _) = report.halves(head, body)
-    assert quality[-1] == "loops" and speed == ["setting", "tokens/s [95% CI]", "x exact [95% CI]", *speed[3:]]
+
+
+def test_the_short_table_is_a_part_of_the_whole():
+    table = summarise(lines(), SETTINGS, 20)
+    (head, body), (short, rows) = report.task_cells(table), report.short_task_cells(table)
+    places = [head.index(name) for name in short]
+    assert 4 <= len(short) < len(head) and rows == [[row[i] for i in places] for row in body]
+    assert {"setting", "correct", "harmful / helpful", "x exact [95% CI]"} <= {*short}
 
 
 def test_only_complete_items_count():
