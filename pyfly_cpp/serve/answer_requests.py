@@ -59,6 +59,8 @@ class AnswerRequest:
     """Control tokens whose texts belong to the text."""
     line_seconds: float | None = None
     """Seconds after the first token, from which on the end of a line ends the text; None: no limit."""
+    stops_loops: bool = False
+    """Whether an answer that repeats itself is ended."""
 
     @property
     def shapes_rows(self) -> bool:

@@ -22,7 +22,7 @@ _MOST_CHARACTERS = 16
 """Characters that are read for each token that there is room for."""
 _PROJECT, _FILE = "project\n", "file\n"
 """The names that are written for the project, and for the file with the gap."""
-_STOP_TYPES = {"eog": "eos", "stop": "word", "length": "limit", "context": "limit"}
+_STOP_TYPES = {"eog": "eos", "stop": "word", "length": "limit", "context": "limit", "loop": "limit"}
 
 
 class Native(Shared):

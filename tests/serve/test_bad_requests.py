@@ -58,6 +58,7 @@ WRONG = {
     "draft_max": [-1, 1.5, "x", 10**6, 2**40],
     "speculative": ["no", 1],
     "records": [1, "x"],
+    "stop_loops": [1, "x"],
     "model": [5, [], {}],
     "user": [5],
 }

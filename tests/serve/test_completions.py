@@ -151,6 +151,20 @@ def test_how_tokens_came(server):
     assert "stats" in streamed[-1]["pyfly"]
 
 
+def test_an_answer_that_repeats_itself_is_ended_if_that_is_asked(server):
+    body = {"prompt": PROMPT, "max_tokens": 140, "logit_bias": {"300": 100}, "records": True}
+    for fields, n, cause in (({}, 140, "length"), ({"stop_loops": True}, 128, "loop")):
+        got = server.post(PATH, **body, **fields).json()
+        (choice,) = got["choices"]
+        assert (got["usage"]["completion_tokens"], choice["finish_reason"]) == (n, "length")
+        assert choice["pyfly"]["cause"] == cause
+    native = server.post("/completion", **body, stop_loops=True).json()
+    assert (native["stop_type"], native["tokens_predicted"]) == ("limit", 128)
+    answer = {"input": "Hi", "max_output_tokens": 140, "logit_bias": {"300": 100}, "stop_loops": True}
+    response = server.post("/v1/responses", **answer).json()
+    assert response["status"] == "incomplete" and response["incomplete_details"]["reason"] == "max_output_tokens"
+
+
 def test_usage_in_streams(server):
     body = {"prompt": PROMPTS, "n": 2, "max_tokens": 7, "temperature": 1, "seed": 1}
     events = server.events(PATH, **body, stream_options={"include_usage": True})
