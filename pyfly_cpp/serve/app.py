@@ -278,20 +278,27 @@ class _Routes:
         return JSONResponse(self._described())
 
     def _described(self) -> dict[str, Any]:
-        model = self._service.model
+        model, settings = self._service.model, self._service.settings
         rule, embedder = written(model.decoding), self._service.embedder
+        most = min(settings.default_max_tokens or model.batch.n_ctx, settings.limits.max_tokens, model.batch.n_ctx)
         return {
             "id": self._service.settings.name, "object": "model", "created": self._created, "owned_by": "pyfly-cpp",
             "aliases": list(self._service.settings.names), "tags": list(self._service.settings.tags),
             "pyfly": {
                 "rule": rule, "lossless": model.decoding.is_exact, "system_fingerprint": system_fingerprint(rule),
                 "drafters": model.drafters, "n_ctx": model.batch.n_ctx, "n_parallel": model.batch.n_parallel,
-                "n_vocab": model.n_vocab, "max_tokens": self._service.settings.limits.max_tokens,
+                "n_vocab": model.n_vocab, "max_tokens": settings.limits.max_tokens,
+                "defaults": {**self._sampling(), "max_tokens": most, "seed": settings.seed},
+                "page": settings.page_sampling,
                 "embeddings": None if embedder is None else {
                     "n_embd": embedder.n_embd, "n_ctx": embedder.n_ctx, "pooling": embedder.pooling,
                 },
             },
         }  # fmt: skip
+
+    def _sampling(self) -> dict[str, Any]:
+        """The sampling of requests that do not set it, by their fields."""
+        return settings_of(read_sampling(requests.SharedFields.model_validate({}), self._service.settings.sampling))
 
     async def health(self, _: Request) -> Response:
         """GET /health."""
@@ -369,13 +376,12 @@ class _Routes:
     async def props(self, _: Request) -> Response:
         """GET /props."""
         service, model = self._service, self._service.model
-        sampling = settings_of(read_sampling(requests.SharedFields.model_validate({}), service.settings.sampling))
         most = service.settings.default_max_tokens or -1
         seed = _ANY_SEED if service.settings.seed is None else service.settings.seed
         info = model.tokenizer_info()
         return JSONResponse({
             "default_generation_settings": {
-                "n_ctx": model.batch.n_ctx, "params": {**sampling, "seed": seed, "n_predict": most, "max_tokens": most},
+                "n_ctx": model.batch.n_ctx, "params": {**self._sampling(), "seed": seed, "n_predict": most, "max_tokens": most},
             },
             "total_slots": model.batch.n_parallel, "model_alias": service.settings.name,
             "model_path": Path(model.path).name, "modalities": {"vision": False, "audio": False},

@@ -450,6 +450,45 @@ def test_settings_are_those_that_the_server_takes(open_page, server):
     assert page.locator("#top_p").input_value() == "0.9" and page.locator("#system").input_value() == "Be brief."
 
 
+def test_an_answer_is_sampled_as_in_chat(open_page, batch):
+    """Unless the reader sets something else; two answers to compare are drawn alike."""
+    with running(batch, page_sampling={"temperature": 0.7, "top_k": 11}) as own:
+        page = open_page(own.url)
+        until(page, "document.getElementById('temperature').placeholder === '0.7'")
+        bodies = answer_with(page, "Yes.")
+        ask(page, "Go?")
+        ask(page, "Go on?", temperature="0")
+        page.locator("#temperature").fill("")
+        set_rule(page, 10)
+        page.locator("#both").check()
+        ask(page, "Both?")
+        assert [body["temperature"] for body in bodies] == [0.7, 0, 0.7, 0.7] and bodies[0]["top_k"] == 11
+        assert "seed" not in bodies[0] and "max_tokens" not in bodies[0] and bodies[0]["stop_loops"] is True
+        assert bodies[2]["seed"] == bodies[3]["seed"] >= 0 and bodies[2]["gate"] != bodies[3]["gate"]
+
+
+def test_empty_settings_show_the_numbers_behind_them(open_page, batch):
+    with running(batch, default_max_tokens=100, seed=5) as own:
+        page = open_page(own.url)
+        until(page, "document.getElementById('temperature').placeholder !== ''")
+        names = ("temperature", "top_p", "seed", "max_tokens")
+        assert [page.locator(f"#{name}").get_attribute("placeholder") for name in names] == ["0", "", "5", "100"]
+    page = open_page()
+    until(page, "document.getElementById('seed').placeholder === 'any'")
+    assert page.locator("#max_tokens").get_attribute("placeholder") == "512"  # as the context allows
+
+
+def test_an_answer_that_repeats_itself_is_stopped(open_page, server):
+    """And can be continued."""
+    page = open_page()
+    page.route("**/v1/chat/completions", lambda route: route.continue_(post_data=json.dumps(
+        {**json.loads(route.request.post_data), "logit_bias": {"300": 100}}
+    )))  # fmt: skip
+    ask(page, "Once upon a time", max_tokens=300)
+    assert "128 tokens" in page.locator(".numbers").inner_text() and "repeats" in page.locator(".numbers").inner_text()
+    assert page.get_by_label("Continue the answer").is_visible()
+
+
 def test_a_key(open_page, batch):
     with running(batch, keys=("secret",)) as locked:
         page = open_page(locked.url)

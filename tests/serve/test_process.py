@@ -162,6 +162,17 @@ def failing(*options):
     return done.exit_code, done.stderr
 
 
+@pytest.mark.parametrize(
+    "options, temperature, page", [((), 0.0, {"temperature": 0.7}), (("--temperature", "0.3"), 0.3, {})]
+)
+def test_the_page_samples_as_chat_does(tiny_target, monkeypatch, options, temperature, page):
+    """Programs do not, unless they ask for it."""
+    made = []
+    monkeypatch.setattr("pyfly_cpp.serve.server.serve", lambda _, settings, *__: made.append(settings) or True)
+    assert failing("-m", tiny_target, *options)[0] == 0
+    assert (made[0].sampling["temperature"], made[0].page_sampling) == (temperature, page)
+
+
 def test_a_port_in_use(tiny_target):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

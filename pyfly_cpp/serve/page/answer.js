@@ -6,7 +6,11 @@ import { stream } from "./server.js";
 import { speaker } from "./spoken.js";
 import * as tokens from "./tokens.js";
 
-const ENDINGS = { length: "ended by the limit of tokens", stopped: "stopped", failed: "broken off" };
+const ENDINGS = {
+  length: "ended by the limit of tokens", context: "the context is full", stopped: "stopped", failed: "broken off",
+  loop: "stopped, as it repeats itself: regenerate it, or raise the temperature",
+};
+const CONTINUED = ["length", "loop", "stopped", "failed"]; // endings after which there may be more
 const number = (value, digits = 2) => value.toFixed(digits);
 
 /** A new answer, as chats keep it. */
@@ -56,7 +60,8 @@ export class Answer {
     this.say = speaker(this.isCompared ? this.kept.gate : null, parts(this.kept).text.length);
     let failure = null;
     try {
-      for await (const chunk of stream({ ...body, gate: this.kept.gate, records: true }, this.abort.signal)) this.take(chunk);
+      const own = { gate: this.kept.gate, records: true, stop_loops: true };
+      for await (const chunk of stream({ ...body, ...own }, this.abort.signal)) this.take(chunk);
     } catch (error) {
       this.kept.ending = error.name === "AbortError" ? "stopped" : "failed";
       if (error.name !== "AbortError") failure = error;
@@ -82,7 +87,8 @@ export class Answer {
       this.kept.content += content;
       this.kept.reasoning += reasoning;
     }
-    this.kept.ending = choice.finish_reason ?? this.kept.ending;
+    const { cause } = choice.pyfly ?? {}; // tells more than finish_reason
+    this.kept.ending = (cause in ENDINGS ? cause : choice.finish_reason) ?? this.kept.ending;
     const offset = this.nBefore ? this.records[this.nBefore - 1].round + 1 : 0;
     for (const record of tokens.recordsOf(choice.pyfly?.tokens ?? [], reasoning + content)) {
       this.records.push({ ...record, round: record.round + offset });
@@ -112,7 +118,7 @@ export class Answer {
     this.box.classList.toggle("recorded", this.records.length > 0);
     if (this.records.length && document.body.classList.contains("drafts")) tokens.show(this.tokens, this.records);
     this.numbers.textContent = this.isRunning && !this.first ? "reading the prompt …" : this.counts().join(" · ");
-    this.goOn.hidden = !(this.kept.ending in ENDINGS) || this.isEmpty;
+    this.goOn.hidden = !CONTINUED.includes(this.kept.ending) || this.isEmpty;
     this.box.dispatchEvent(new Event("grown", { bubbles: true }));
   }
 

@@ -1,7 +1,7 @@
 // Chats, kept in the browser: each under a key of its own, so that two tabs do not overwrite each other's.
 //
 //   chat = { id, title, changed, turns: [{ user, answers: [answer], chosen }] }
-//   answer = { gate, content, reasoning, ending }   ending: as finish_reason, or "stopped" or "failed"
+//   answer = { gate, content, reasoning, ending }   ending: why, as in answer.js, or as finish_reason
 
 const PREFIX = "pyfly.chat.";
 

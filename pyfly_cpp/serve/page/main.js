@@ -7,6 +7,7 @@ import * as settings from "./settings.js";
 import { hideTip, markParting } from "./tokens.js";
 
 let model = null;
+let connecting = null;
 let chat = chats.create();
 const shown = []; // of each turn: { place, answers }
 let edited = null; // the index of the turn that the message box replaces
@@ -16,7 +17,13 @@ const isBusy = () => document.body.classList.contains("busy");
 
 /* ---- The server ---- */
 
-async function connect() {
+/** Has the page know what is served. Called again while the server is being asked, waits for that. */
+function connect() {
+  connecting ??= describe().finally(() => { connecting = null; });
+  return connecting;
+}
+
+async function describe() {
   try {
     const described = await describeModel();
     model = described.id;
@@ -128,7 +135,9 @@ async function write(answers, body) {
   const own = chat;
   alertOf("");
   busy(true);
-  const failures = await Promise.all(answers.map(one => one.run({ model, ...settings.fields(), ...body })));
+  if (model === null) await connect();
+  const request = { model, ...settings.fields(answers.length), ...body };
+  const failures = await Promise.all(answers.map(one => one.run(request)));
   busy(false);
   const failure = failures.find(one => one !== null);
   if (failure?.status === 401) $("locked").hidden = false;

@@ -7,6 +7,8 @@ const NUMBERS = ["temperature", "top_p", "seed", "max_tokens"];
 const KEPT = [...NUMBERS, "system"];
 let serverRule = null; // a rule that the server was started with and that is no step of the slider
 let isRuleMoved = false;
+let own = {}; // sampling that the page asks for, as chat does, unless a field sets it
+let isSeeded = false; // whether the server was started with a seed
 
 /** The rule, as requests name it. */
 export function rule() {
@@ -18,9 +20,11 @@ export function rule() {
 /** The rules of the next answers: two to compare, or one. */
 export const rules = () => $("both").checked && rule() !== "exact" ? ["exact", rule()] : [rule()];
 
-/** The fields of a request. An empty one is the server's to choose. */
-export function fields() {
-  return Object.fromEntries(NUMBERS.filter(name => $(name).value !== "").map(name => [name, Number($(name).value)]));
+/** The fields of the requests for n answers to compare. They are drawn alike, so that they differ by their gates alone. */
+export function fields(n) {
+  const drawn = n > 1 && !isSeeded ? { seed: crypto.getRandomValues(new Uint32Array(1))[0] >>> 1 } : {};
+  const given = NUMBERS.filter(name => $(name).value !== "").map(name => [name, Number($(name).value)]);
+  return { ...drawn, ...own, ...Object.fromEntries(given) };
 }
 
 /** The system message, as the first of the messages. */
@@ -29,13 +33,17 @@ export function systemMessages() {
   return content ? [{ role: "system", content }] : [];
 }
 
-/** Takes over the ranges and the rule of the server. */
+/** Takes over the ranges, the defaults and the rule of the server. */
 export function fit(model, described) {
+  own = model.pyfly?.page ?? {};
+  const behind = { ...model.pyfly?.defaults, ...own };
+  isSeeded = behind.seed != null;
   for (const name of NUMBERS) {
     const range = Object.assign({}, described[name], ...(described[name]?.anyOf ?? []));
     const most = name === "max_tokens" ? model.pyfly?.max_tokens : Math.min(range.maximum ?? Infinity, 2 ** 32 - 1);
     const least = name === "max_tokens" ? 1 : name === "seed" ? 0 : range.minimum;
-    Object.assign($(name), { min: least ?? "", max: most ?? "" });
+    const placeholder = behind[name] == null ? (name === "seed" ? "any" : "") : String(+behind[name].toFixed(3));
+    Object.assign($(name), { min: least ?? "", max: most ?? "", placeholder });
   }
   if (model.pyfly?.lossless === false && !isRuleMoved) {
     const gate = model.pyfly.rule.split(" ")[0]; // its window is the gate's own
