@@ -229,9 +229,9 @@ class Shared:
         return {"id": token, **told} if self.tells_ids else told
 
 
-def system_fingerprint(rule: str) -> str:
-    """What decided about the answer: our release, and the rule as it is written."""
-    return f"pyfly-cpp-{__version__}-{rule.replace(' ', '-')}"
+def system_fingerprint(gate: str) -> str:
+    """What decided about the answer: our release, and the gate as it is written, with its window."""
+    return f"pyfly-cpp-{__version__}-{gate.replace(' ', '-')}"
 
 
 def _require_room(prompt: Sequence[int], model: Model) -> int:

@@ -279,13 +279,13 @@ class _Routes:
 
     def _described(self) -> dict[str, Any]:
         model, settings = self._service.model, self._service.settings
-        rule, embedder = written(model.decoding), self._service.embedder
+        gate, embedder = written(model.decoding), self._service.embedder
         most = min(settings.default_max_tokens or model.batch.n_ctx, settings.limits.max_tokens, model.batch.n_ctx)
         return {
             "id": self._service.settings.name, "object": "model", "created": self._created, "owned_by": "pyfly-cpp",
             "aliases": list(self._service.settings.names), "tags": list(self._service.settings.tags),
             "pyfly": {
-                "rule": rule, "lossless": model.decoding.is_exact, "system_fingerprint": system_fingerprint(rule),
+                "gate": gate, "lossless": model.decoding.is_exact, "system_fingerprint": system_fingerprint(gate),
                 "drafters": model.drafters, "n_ctx": model.batch.n_ctx, "n_parallel": model.batch.n_parallel,
                 "n_vocab": model.n_vocab, "max_tokens": settings.limits.max_tokens,
                 "defaults": {**self._sampling(), "max_tokens": most, "seed": settings.seed},

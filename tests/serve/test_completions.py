@@ -124,7 +124,7 @@ def test_logit_bias_and_grammar(server, alone):
     assert got.json()["choices"][0]["text"].startswith("{")
 
 
-def test_rules_of_a_request(server):
+def test_gates_of_a_request(server):
     def fingerprint(headers=None, **body):
         got = server.http.post(PATH, json={"prompt": PROMPT, "max_tokens": 4, **body}, headers=headers).json()
         return got["system_fingerprint"].split("-", 3)[3]

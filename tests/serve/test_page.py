@@ -106,8 +106,8 @@ def answer_with(page, *chunks, finish="stop", status=200):
     return bodies
 
 
-def set_rule(page, step):
-    page.locator("#rule").fill(str(step))
+def set_gate(page, step):
+    page.locator("#gate").fill(str(step))
 
 
 def show_drafts(page):
@@ -154,7 +154,7 @@ def add(a, b):
 def test_a_chat(open_page, server):
     page = open_page()
     until(page, "document.getElementById('model').textContent.startsWith('tiny')")
-    assert page.locator("#rule-name").inner_text() == "exact"
+    assert page.locator("#gate-name").inner_text() == "exact"
     ask(page, "Natalia sold clips to 48 of her friends.", max_tokens=48)
     messages = [{"role": "user", "content": "Natalia sold clips to 48 of her friends."}]
     body = {"messages": messages, "max_tokens": 48, "temperature": 0}
@@ -250,16 +250,16 @@ def test_what_is_heard(open_page):
 
 def test_loose_beside_exact(open_page):
     page = open_page()
-    set_rule(page, 10)
-    assert page.locator("#rule-name").inner_text() == "margin:2"
-    assert "Lossy" in page.locator("#rule-note").inner_text()
+    set_gate(page, 10)
+    assert page.locator("#gate-name").inner_text() == "margin:2"
+    assert "Lossy" in page.locator("#gate-note").inner_text()
     page.locator("#both").check()
     show_drafts(page)
     ask(page, "Once upon a time", max_tokens=64)
     exact, loose = page.locator(".answer").all()
     assert exact.locator(".token.loose").count() == 0 < loose.locator(".token.loose").count()
     assert page.locator(".parts").count() == 2
-    shot(page, "two-rules")
+    shot(page, "two-gates")
     assert page.locator(".answer.chosen").get_attribute("aria-label") == "Answer, exact"
     loose.get_by_text("Use this one").click()
     assert page.locator(".answer.chosen").get_attribute("aria-label") == "Answer, margin:2"
@@ -283,7 +283,7 @@ def test_rejected_drafts_are_not_copied(open_page, server):
 
 def test_what_a_token_says(open_page):
     page = open_page()
-    set_rule(page, 10)
+    set_gate(page, 10)
     show_drafts(page)
     ask(page, "Once upon a time", max_tokens=64)
     page.locator(".token.loose").first.hover()
@@ -459,7 +459,7 @@ def test_an_answer_is_sampled_as_in_chat(open_page, batch):
         ask(page, "Go?")
         ask(page, "Go on?", temperature="0")
         page.locator("#temperature").fill("")
-        set_rule(page, 10)
+        set_gate(page, 10)
         page.locator("#both").check()
         ask(page, "Both?")
         assert [body["temperature"] for body in bodies] == [0.7, 0, 0.7, 0.7] and bodies[0]["top_k"] == 11
@@ -542,6 +542,13 @@ def test_a_full_storage_is_told(open_page):
 # ---- Looks -----------------------------------------------------------------------------------------------------------
 
 
+def test_the_word_is_gate(open_page):
+    page = open_page()
+    page.evaluate("document.getElementById('settings').open = true")
+    words = page.locator("body").inner_text().lower()
+    assert "gate" in words and "rule" not in words
+
+
 def test_dark_and_light(open_page):
     page = open_page(color_scheme="light")
     paper = "getComputedStyle(document.body).backgroundColor"
@@ -557,7 +564,7 @@ def test_dark_and_light(open_page):
 
 def test_a_phone(open_page):
     page = open_page(viewport={"width": 360, "height": 640}, color_scheme="dark", has_touch=True)
-    set_rule(page, 10)
+    set_gate(page, 10)
     page.locator("#both").check()
     show_drafts(page)
     ask(page, "Once upon a time", max_tokens=48)

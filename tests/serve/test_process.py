@@ -100,7 +100,7 @@ def test_a_looser_default_is_shown_and_prompts_are_not_logged(start, tiny_draft)
     options = ("--log", "requests", "--gate", "margin:0.5", "--draft", tiny_draft, "--no-adaptive", "--embeddings")
     process, url = start(*options)
     model = httpx.get(f"{url}/v1/models").json()["data"][0]["pyfly"]
-    assert model["rule"] == "margin:0.5" and not model["lossless"]
+    assert model["gate"] == "margin:0.5" and not model["lossless"]
     assert model["system_fingerprint"].endswith("-margin:0.5")
     httpx.post(f"{url}/v1/completions", json={"prompt": "sesame", "max_tokens": 2}, timeout=30)
     httpx.post(f"{url}/v1/completions", json={"prompt": "sesame", "max_tokens": "sesame"}, timeout=30)

@@ -40,7 +40,7 @@ export class Answer {
     this.goOn = button("Continue", () => actions.goOn(this), "Continue the answer");
     const row = element("div", "actions");
     row.append(copyButton(() => parts(kept).text, "Copy the answer"), this.goOn, this.choose);
-    this.box.append(element("h2", "rule", kept.gate), this.thinking, this.text, this.tokens, this.failure, this.numbers, row);
+    this.box.append(element("h2", "gate", kept.gate), this.thinking, this.text, this.tokens, this.failure, this.numbers, row);
     this.show();
   }
 

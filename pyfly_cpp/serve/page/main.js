@@ -151,7 +151,7 @@ async function write(answers, body) {
 async function answer() {
   const i = chat.turns.length - 1;
   const turn = chat.turns[i];
-  Object.assign(turn, { answers: settings.rules().map(empty), chosen: 0 });
+  Object.assign(turn, { answers: settings.gates().map(empty), chosen: 0 });
   showTurns(i);
   const { answers } = shown[i];
   const isWritten = await write(answers, { messages: messagesFor(i) });
