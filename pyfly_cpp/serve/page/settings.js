@@ -61,7 +61,7 @@ function showGate() {
   const likely = Math.round(100 * Math.exp(-MARGINS[$("gate").value]));
   $("gate-note").textContent = name === "exact" ? ""
     : name.startsWith("margin:")
-      ? `Lossy: a draft is kept if it is over ${likely}% as likely as the target's choice and the text agrees again.`
+      ? `Lossy: a draft is kept if it is over ${likely}% as likely as the target's most probable token.`
       : "Lossy: the gate that this server was started with.";
 }
 
