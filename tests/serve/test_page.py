@@ -172,6 +172,31 @@ def test_a_chat(open_page, server):
     assert tokens(page)[1] == server.post("/v1/chat/completions", **body).json()["choices"][0]["message"]["content"]
 
 
+def test_a_prompt_that_is_read(open_page, narrow_batch):
+    """A line tells how far it is, until the first token."""
+    with running(narrow_batch) as slow:
+        page = open_page(slow.url)
+        page.evaluate("""() => {
+            window.lines = [];
+            new MutationObserver(() => {
+                const line = document.querySelector(".numbers")?.textContent;
+                if (line && line !== window.lines.at(-1)) window.lines.push(line);
+                const found = /^reading.*?([1-9][\\d,]*) of/.exec(line);
+                if (found && !window.held) document.body.dataset.held = window.held = line;
+            }).observe(document.body, {childList: true, subtree: true});
+        }""")
+        ask(page, "word " * 4000, max_tokens=4, waits=False)
+        until(page, "document.body.dataset.held")
+        shot(page, "reading")
+        wait_idle(page)
+        lines = page.evaluate("window.lines")
+    assert "waiting" in lines[0] and "4 tokens" in lines[-1]
+    found = [re.fullmatch(r"reading the prompt: ([\d,]+) of ([\d,]+) tokens", line) for line in lines[1:-1]]
+    read = [[int(number.replace(",", "")) for number in match.groups()] for match in found if match]
+    assert len(read) > 2 and read == sorted(read) and len({total for _, total in read}) == 1
+    assert 4000 < read[0][1] and all(n <= total for n, total in read)
+
+
 def test_markdown(open_page):
     page = open_page(**CLIPBOARD)
     answer_with(page, CODE[:40], CODE[40:])

@@ -12,6 +12,7 @@ const ENDINGS = {
 };
 const CONTINUED = ["length", "loop", "stopped", "failed"]; // endings after which there may be more
 const number = (value, digits = 2) => value.toFixed(digits);
+const whole = value => value.toLocaleString("en");
 
 /** A new answer, as chats keep it. */
 export const empty = gate => ({ gate, content: "", reasoning: "", ending: null });
@@ -53,14 +54,15 @@ export class Answer {
     this.kept.ending = null;
     this.failure.textContent = "";
     this.began = performance.now();
-    this.first = undefined;
+    this.first = this.progress = undefined;
     const { reasoning, content } = this.kept;
     if (!this.isEmpty && !this.records.length) this.records.push({ text: content, shown: reasoning + content, origin: "earlier", round: -1 });
     this.nBefore = this.records.length;
     this.say = speaker(this.isCompared ? this.kept.gate : null, parts(this.kept).text.length);
     let failure = null;
+    this.show();
     try {
-      const own = { gate: this.kept.gate, records: true, stop_loops: true };
+      const own = { gate: this.kept.gate, records: true, stop_loops: true, return_progress: true };
       for await (const chunk of stream({ ...body, ...own }, this.abort.signal)) this.take(chunk);
     } catch (error) {
       this.kept.ending = error.name === "AbortError" ? "stopped" : "failed";
@@ -77,6 +79,10 @@ export class Answer {
   stop() { this.abort?.abort(); }
 
   take(chunk) {
+    if (chunk.prompt_progress) {
+      this.progress = chunk.prompt_progress;
+      this.showSoon();
+    }
     const choice = chunk.choices?.[0];
     if (!choice) return;
     const content = choice.delta?.content ?? "";
@@ -117,9 +123,15 @@ export class Answer {
     markdown.show(this.text, text);
     this.box.classList.toggle("recorded", this.records.length > 0);
     if (this.records.length && document.body.classList.contains("drafts")) tokens.show(this.tokens, this.records);
-    this.numbers.textContent = this.isRunning && !this.first ? "reading the prompt …" : this.counts().join(" · ");
+    this.numbers.textContent = this.isRunning && !this.first ? this.wait() : this.counts().join(" · ");
     this.goOn.hidden = !CONTINUED.includes(this.kept.ending) || this.isEmpty;
     this.box.dispatchEvent(new Event("grown", { bubbles: true }));
+  }
+
+  /** What the server does before the first token. */
+  wait() {
+    if (!this.progress) return "waiting for the server …";
+    return `reading the prompt: ${whole(this.progress.processed)} of ${whole(this.progress.total)} tokens`;
   }
 
   counts() {
