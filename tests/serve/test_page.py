@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from serving import running
+from serving import no_end, running
 
 from pyfly_cpp.serve.pages import PAGE
 
@@ -554,6 +554,57 @@ def test_chats_are_kept(open_page):
     page.once("dialog", lambda dialog: dialog.accept())
     page.get_by_text("Delete").click()
     assert titles.all_inner_texts() == ["About snow?"] and page.locator(".turn").count() == 0
+
+
+def test_a_reload_comes_back_to_the_same_chat(open_page):
+    page = open_page()
+    for question in ("About rain?", "About snow?"):
+        page.locator("#new").click()
+        answer_with(page, f"*{question}*")
+        ask(page, question)
+    page.locator("#chat-list .title").last.click()
+    page.locator("#prompt").fill("And of")
+    page.reload()
+    assert page.locator(".user").all_inner_texts() == page.locator(".text em").all_inner_texts() == ["About rain?"]
+    assert page.locator("#chat-list [aria-current]").inner_text() == "About rain?"
+    assert page.locator("#prompt").input_value() == "And of"
+    shot(page, "reload")
+    # A message that has no answer yet returns to the box, also one that replaces an earlier one.
+    page.unroute_all()
+    page.route("**/v1/chat/completions", lambda _: None)
+    for before, message in (("", "And of hail?"), ("About rain?", "About fog?")):
+        if before:
+            page.get_by_label("Edit this message").click()
+            assert page.locator("#prompt").input_value() == before
+        ask(page, message, waits=False)
+        until(page, "document.body.classList.contains('busy')")
+        page.reload()
+        assert page.locator(".user").all_inner_texts() == ["About rain?"]
+        assert page.locator("#prompt").input_value() == message
+        assert page.locator("#editing").is_visible() == bool(before)
+    page.locator("#new").click()
+    page.reload()
+    assert page.locator(".turn").count() == 0 and page.locator("#prompt").input_value() == ""
+
+
+def test_a_reload_keeps_what_was_written(open_page, narrow_batch):
+    with running(narrow_batch) as slow:
+        page = open_page(slow.url)
+        page.route("**/v1/chat/completions", lambda route: route.continue_(post_data=json.dumps(
+            {**json.loads(route.request.post_data), "logit_bias": no_end(narrow_batch)}
+        )))  # fmt: skip
+        page.evaluate("""() => new MutationObserver((_, observer) => {
+            if (document.querySelector(".text")?.textContent) {
+                observer.disconnect();
+                location.reload();
+            }
+        }).observe(document.body, {childList: true, subtree: true})""")
+        with page.expect_navigation():
+            ask(page, "Once upon a time", waits=False, max_tokens=4096, temperature=2)
+        assert page.locator(".user").inner_text() == "Once upon a time" and page.locator(".text").inner_text()
+        assert "stopped" in page.locator(".numbers").inner_text()
+        assert page.get_by_label("Continue the answer").is_visible() and page.locator("#prompt").input_value() == ""
+        slow.until_idle()
 
 
 def test_a_full_storage_is_told(open_page):

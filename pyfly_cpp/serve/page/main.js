@@ -11,6 +11,7 @@ let connecting = null;
 let chat = chats.create();
 const shown = []; // of each turn: { place, answers }
 let edited = null; // the index of the turn that the message box replaces
+let unanswered = null; // what was sent and has no answer yet: { user, chat, edited }, the latter two as before
 
 const running = () => shown.flatMap(turn => turn.answers).filter(answer => answer.isRunning);
 const isBusy = () => document.body.classList.contains("busy");
@@ -177,7 +178,10 @@ async function send() {
   chat.turns.push({ user });
   const own = chat;
   setBox("");
-  if (await answer()) return;
+  unanswered = { user, chat: before.chat, edited: before.edited };
+  const isWritten = await answer();
+  unanswered = null;
+  if (isWritten) return;
   if (own !== chat) { // another one was opened meanwhile
     keep(own);
     return;
@@ -280,8 +284,20 @@ document.addEventListener("grown", () => {
   const scroll = $("scroll");
   if (scroll.scrollHeight - scroll.scrollTop - scroll.clientHeight < 160) scroll.scrollTop = scroll.scrollHeight;
 });
-addEventListener("pagehide", () => { if (running().some(one => !one.isEmpty)) chats.keep(chat); });
+
+// A reload comes back to the same chat: an answer with text was stopped then, and a message without one was not sent.
+addEventListener("pagehide", () => {
+  const writing = running();
+  for (const one of writing) one.kept.ending = "stopped";
+  const typed = $("prompt").value;
+  const isWritten = writing.some(one => !one.isEmpty);
+  if (isWritten) chats.keep(chat);
+  if (isWritten || !unanswered) chats.leave(chat, typed, edited);
+  else chats.leave(unanswered.chat, [unanswered.user, typed].filter(Boolean).join("\n\n"), unanswered.edited);
+});
 addEventListener("storage", showChats);
 
-showChats();
+const left = chats.left();
+open(left.chat ?? chat);
+if (left.message) setBox(left.message, left.edited);
 connect();
