@@ -212,6 +212,21 @@ def test_markdown(open_page):
     assert page.evaluate("navigator.clipboard.readText()") == CODE
 
 
+def test_copies_are_confirmed(open_page):
+    """For a moment, also where the browser gives the page no clipboard."""
+    for options in (CLIPBOARD, {}):
+        page = open_page(**options)
+        answer_with(page, CODE)
+        ask(page, "How?")
+        for label in ("Copy the answer", "Copy code"):
+            page.get_by_label(label).click()
+            shown = f"document.querySelector('[aria-label=\"{label}\"]').textContent"
+            until(page, f"{shown} === 'Copied'")
+            assert page.locator("#told").text_content() == "Copied"
+            until(page, f"{shown} === 'Copy'")
+        assert page.locator("#told").text_content() == ""
+
+
 def test_text_that_stands_stays(open_page):
     """An answer that grows is not drawn anew: selections hold."""
     page = open_page()
