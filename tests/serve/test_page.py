@@ -468,8 +468,29 @@ def test_an_answer_that_breaks_off_stays(open_page):
     page.route("**/v1/chat/completions", lambda r: r.fulfill(status=200, content_type="text/event-stream", body=events))
     ask(page, "Go")
     assert page.locator(".text").inner_text() == "Half an"
-    assert "It ended." in page.locator(".failure").inner_text()
     assert page.get_by_label("Continue the answer").is_visible()
+    # The failure is shown once, until the message box changes.
+    assert page.get_by_text("It ended.").count() == 1 and page.locator("#alert").inner_text() == "It ended."
+    page.locator("#prompt").press("a")
+    assert page.locator("#alert").is_hidden() and "broken off" in page.locator(".numbers").inner_text()
+
+
+def test_a_server_that_fails_is_told_once(open_page):
+    page = open_page()
+    failure = {"error": {"message": "the model is gone."}}
+    page.route("**/v1/**", lambda route: route.fulfill(status=500, json=failure))
+    page.reload()
+    until(page, "!document.getElementById('alert').hidden")
+    ask(page, "Go")
+    assert page.get_by_text("The model is gone.").count() == 1
+    assert page.locator("#model").inner_text() == "not connected" and page.locator("#prompt").input_value() == "Go"
+    page.locator("#prompt").press("a")
+    assert page.locator("#alert").is_hidden()
+    page.unroute_all()
+    answer_with(page, "Yes.")
+    ask(page, "Now?")
+    assert page.locator("#model").inner_text().startswith("tiny") and page.locator("#alert").is_hidden()
+    expected_failures(page, 500)
 
 
 def test_settings_are_those_that_the_server_takes(open_page, server):
@@ -533,9 +554,15 @@ def test_a_key(open_page, batch):
     with running(batch, keys=("secret",)) as locked:
         page = open_page(locked.url)
         until(page, "!document.getElementById('locked').hidden")
+        ask(page, "Once", max_tokens=8)
+        assert page.locator("#alert").inner_text() == "The server asks for an API key: enter it above."
+        page.locator("#key").fill("guess")
+        page.locator("#unlock").click()
+        until(page, "document.getElementById('alert').textContent.includes('wrong')")
         page.locator("#key").fill("secret")
         page.locator("#unlock").click()
         until(page, "document.getElementById('locked').hidden")
+        assert page.locator("#alert").is_hidden()
         expected_failures(page, 401)
         ask(page, "Once", max_tokens=8)
         assert "8 tokens" in page.locator(".numbers").inner_text()

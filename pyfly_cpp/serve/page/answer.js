@@ -36,12 +36,11 @@ export class Answer {
     this.text = element("div", "text");
     this.tokens = element("div", "tokens");
     this.numbers = element("p", "numbers");
-    this.failure = element("p", "failure");
     this.choose = button("Use this one", () => actions.choose(this));
     this.goOn = button("Continue", () => actions.goOn(this), "Continue the answer");
     const row = element("div", "actions");
     row.append(copyButton(() => parts(kept).text, "Copy the answer"), this.goOn, this.choose);
-    this.box.append(element("h2", "gate", kept.gate), this.thinking, this.text, this.tokens, this.failure, this.numbers, row);
+    this.box.append(element("h2", "gate", kept.gate), this.thinking, this.text, this.tokens, this.numbers, row);
     this.show();
   }
 
@@ -52,7 +51,6 @@ export class Answer {
   async run(body) {
     this.abort = new AbortController();
     this.kept.ending = null;
-    this.failure.textContent = "";
     this.began = performance.now();
     this.first = this.progress = undefined;
     const { reasoning, content } = this.kept;
@@ -69,7 +67,6 @@ export class Answer {
       if (error.name !== "AbortError") failure = error;
     }
     this.abort = undefined;
-    if (failure && !this.isEmpty) this.failure.textContent = failure.message;
     clearTimeout(this.timer);
     this.show();
     this.say(parts(this.kept).text, true);

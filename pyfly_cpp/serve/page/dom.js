@@ -57,7 +57,7 @@ export function download(name, text) {
   setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
 }
 
-/** Shows a failure above the message box; empty: none. */
+/** Shows a failure above the message box, the only place, until the box changes; empty: none. */
 export function alertOf(text) {
   $("alert").hidden = !text;
   $("alert").textContent = text;

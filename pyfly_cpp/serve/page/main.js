@@ -31,9 +31,11 @@ async function describe() {
     $("locked").hidden = true;
     $("model").textContent = [model, described.pyfly?.drafters?.join(" and ")].filter(Boolean).join(", drafted by ");
     settings.fit(described, await describeFields());
+    alertOf("");
   } catch (error) {
-    $("model").textContent = error.message;
+    $("model").textContent = "not connected";
     $("locked").hidden = error.status !== 401;
+    alertOf(error.message);
   }
 }
 
@@ -259,7 +261,7 @@ function showColumn(is) {
 }
 
 $("form").addEventListener("submit", event => { event.preventDefault(); send(); });
-$("prompt").addEventListener("input", fitBox);
+$("prompt").addEventListener("input", () => { fitBox(); alertOf(""); });
 $("prompt").addEventListener("keydown", event => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); $("form").requestSubmit(); }
 });
