@@ -85,8 +85,9 @@ def wait_idle(page):
     until(page, "!document.body.classList.contains('busy')")
 
 
-def answer_with(page, *chunks, finish="stop", status=200):
-    """Has the page read these deltas instead of the server's; returns the requests' bodies."""
+def answer_with(page, *chunks, finish="stop", status=200, records=False):
+    """Has the page read these deltas instead of the server's; returns the requests' bodies. `records`: each delta is
+    one token of the target's."""
     bodies = []
 
     def fulfill(route):
@@ -97,6 +98,9 @@ def answer_with(page, *chunks, finish="stop", status=200):
             return
         deltas = [{"content": chunk} if isinstance(chunk, str) else chunk for chunk in chunks]
         events = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
+        for event, chunk in zip(events, chunks if records else ()):
+            token = {"text": chunk, "origin": "target", "round": 0}
+            event["choices"][0]["pyfly"] = {"tokens": [token]}
         events.append({"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]})
         body = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
         route.fulfill(status=200, content_type="text/event-stream", body=body)
@@ -319,6 +323,28 @@ def test_rejected_drafts_are_not_copied(open_page, server):
     assert kinds == ["text/plain"]  # no colours
     page.get_by_label("Copy the answer").click()
     assert page.evaluate("navigator.clipboard.readText()") == expected
+
+
+def test_code_keeps_its_font_among_drafts(open_page):
+    page = open_page()
+    answer_with(page, *re.findall(r"\S+|\s", CODE), records=True)
+    show_drafts(page)
+    ask(page, "How?")
+    assert tokens(page) == [CODE]
+    shown = page.locator(".token").evaluate_all(
+        "all => all.map(one => [one.textContent, getComputedStyle(one).fontFamily.includes('monospace')])"
+    )
+    assert "".join(text for text, is_code in shown if is_code) == CODE[CODE.index("```") : CODE.rindex("```") + 3]
+    shot(page, "drafts-of-code")
+    for text, code in {
+        "a `b` and ``c ` d``, no ` e": ["`b`", "``c ` d``"],
+        "``` `x` ```": ["``` `x` ```"],
+        "~~~c\n`x`\n```\n~~~\n`y`": ["~~~c\n`x`\n```\n~~~", "`y`"],
+        "1. ```\n   a\n   ```\n> ````\n> ```\n> b": ["1. ```\n   a\n   ```", "> ````\n> ```\n> b"],
+        "none": [],
+    }.items():
+        found = page.evaluate("async text => (await import('/page/markdown.js')).codeOf(text)", text)
+        assert [text[begin:end] for begin, end in found] == code
 
 
 def test_what_a_token_says(open_page):
