@@ -21,7 +21,7 @@ from pyfly_cpp.engine.output import Piece
 from pyfly_cpp.serve import requests
 from pyfly_cpp.serve.answer_requests import read_decoding, read_sampling, settings_of, written
 from pyfly_cpp.serve.answers import Answer, Event, system_fingerprint
-from pyfly_cpp.serve.api_errors import ApiError, bad_request, internal, stopping
+from pyfly_cpp.serve.api_errors import ApiError, bad_request, internal, not_supported, stopping
 from pyfly_cpp.serve.chat import chat_completion
 from pyfly_cpp.serve.embeddings import Embeddings
 from pyfly_cpp.serve.messages import Message, as_chat
@@ -241,7 +241,7 @@ class _Embeddings(_Checked):
         service = self.service
         given = await service.body(request, requests.EmbeddingRequest)
         if service.embedder is None:
-            raise ApiError(501, "this server has no embeddings; start it with --embeddings.", code="not_supported")
+            raise not_supported("this server has no embeddings; start it with --embeddings.")
         if service.log.wants_texts:
             more["request"] = given.body.raw
         is_native = self._path == "/embeddings"
