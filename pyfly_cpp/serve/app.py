@@ -52,6 +52,10 @@ def make_app(service: Service) -> App:
     def error(request: Request, failure: Exception) -> Response:
         assert isinstance(failure, HTTPException)
         path = request.scope["path"][:100]
+        if path.startswith("/api/"):  # an error as Ollama's clients read it
+            remedy = f"add it as an OpenAI server, {request.base_url}v1"
+            why = f"this server speaks OpenAI's protocol, not Ollama's; {remedy}."
+            return JSONResponse({"error": why}, failure.status_code)
         words = {404: f"there is no {path}", 405: f"{path} takes another method"}
         told = ApiError(failure.status_code, f"{words.get(failure.status_code, failure.detail)}.")
         return JSONResponse(told.body(), failure.status_code, failure.headers)
@@ -381,7 +385,8 @@ class _Routes:
         info = model.tokenizer_info()
         return JSONResponse({
             "default_generation_settings": {
-                "n_ctx": model.batch.n_ctx, "params": {**self._sampling(), "seed": seed, "n_predict": most, "max_tokens": most},
+                "n_ctx": model.batch.n_ctx,
+                "params": {**self._sampling(), "seed": seed, "n_predict": most, "max_tokens": most},
             },
             "total_slots": model.batch.n_parallel, "model_alias": service.settings.name,
             "model_path": Path(model.path).name, "modalities": {"vision": False, "audio": False},

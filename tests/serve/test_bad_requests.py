@@ -280,6 +280,13 @@ def test_paths(server, path, method, status):
     assert response.status_code == status and response.json()["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize("path, method", [("/api/tags", "GET"), ("/api/chat", "POST")])
+def test_clients_of_ollama_are_told_what_to_do(server, path, method):
+    response = server.http.request(method, path)
+    error = response.json()["error"]
+    assert response.status_code == 404 and "not Ollama's" in error and error.endswith(f", {server.url}/v1.")
+
+
 @pytest.mark.parametrize(
     "header",
     [
