@@ -8,7 +8,7 @@ import * as tokens from "./tokens.js";
 
 const ENDINGS = {
   length: "ended by the limit of tokens", context: "the context is full", stopped: "stopped", failed: "broken off",
-  loop: "stopped, as it repeats itself: regenerate it, or raise the temperature",
+  loop: "ended because it repeats itself: regenerate it, or raise the temperature",
 };
 const CONTINUED = ["length", "loop", "stopped", "failed"]; // endings after which there may be more
 const number = (value, digits = 2) => value.toFixed(digits);
