@@ -198,7 +198,7 @@ def test_a_prompt_that_is_read(open_page, narrow_batch):
     found = [re.fullmatch(r"reading the prompt: ([\d,]+) of ([\d,]+) tokens", line) for line in lines[1:-1]]
     read = [[int(number.replace(",", "")) for number in match.groups()] for match in found if match]
     assert len(read) > 2 and read == sorted(read) and len({total for _, total in read}) == 1
-    assert 4000 < read[0][1] and all(n <= total for n, total in read)
+    assert read[0][1] > 4000 and all(n <= total for n, total in read)
 
 
 def test_markdown(open_page):
@@ -670,7 +670,8 @@ def test_a_reload_keeps_what_was_written(open_page, narrow_batch):
         with page.expect_navigation():
             ask(page, "Once upon a time", waits=False, max_tokens=4096, temperature=2)
         assert page.locator(".user").inner_text() == "Once upon a time" and page.locator(".text").inner_text()
-        assert "stopped" in page.locator(".numbers").inner_text()
+        # Chromium may end the request before the page hears that it is left.
+        assert page.locator(".numbers").inner_text() in ("stopped", "broken off")
         assert page.get_by_label("Continue the answer").is_visible() and page.locator("#prompt").input_value() == ""
         slow.until_idle()
 

@@ -90,8 +90,8 @@ export class Answer {
       this.kept.content += content;
       this.kept.reasoning += reasoning;
     }
-    const { cause } = choice.pyfly ?? {}; // tells more than finish_reason
-    this.kept.ending = (cause in ENDINGS ? cause : choice.finish_reason) ?? this.kept.ending;
+    const { cause } = choice.pyfly ?? {}; // tells more than finish_reason, and comes before it
+    this.kept.ending ??= (cause in ENDINGS ? cause : choice.finish_reason) ?? null;
     const offset = this.nBefore ? this.records[this.nBefore - 1].round + 1 : 0;
     for (const record of tokens.recordsOf(choice.pyfly?.tokens ?? [], reasoning + content)) {
       this.records.push({ ...record, round: record.round + offset });

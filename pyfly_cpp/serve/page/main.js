@@ -30,8 +30,8 @@ async function describe() {
     model = described.id;
     $("locked").hidden = true;
     $("model").textContent = [model, described.pyfly?.drafters?.join(" and ")].filter(Boolean).join(", drafted by ");
-    settings.fit(described, await describeFields());
     alertOf("");
+    settings.fit(described, await describeFields());
   } catch (error) {
     $("model").textContent = "not connected";
     $("locked").hidden = error.status !== 401;
