@@ -34,10 +34,11 @@ export function show(place, records) {
 function showCode(place) {
   const left = codeOf(place.textContent);
   let at = 0;
-  for (const span of place.querySelectorAll(".token")) {
+  for (const one of place.children) {
+    const n = one.textContent.length; // 0: a rejected draft, which looks like what stands in its place
     while (left.length && left[0][1] <= at) left.shift();
-    span.classList.toggle("code-token", left.length > 0 && left[0][0] < at + span.textContent.length);
-    at += span.textContent.length;
+    one.classList.toggle("code-token", left.length > 0 && left[0][0] < at + (n || 1));
+    at += n;
   }
 }
 
