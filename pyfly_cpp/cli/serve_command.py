@@ -135,9 +135,10 @@ def command(
             name, *aliases = alias or [model.stem if shown == model.name else shown]
             settings = Settings(
                 name=name, aliases=tuple(aliases), tags=tuple(tags or ()), host=host, keys=keys,
+                page_sampling=page_sampling,
                 chat_template=template, seed=options.sampling["seed"],
                 default_max_tokens=options.sampling["max_tokens"], sampling=sampling,
-                page_sampling=page_sampling, limits=limits, **given,
+                limits=limits, **given,
             )  # fmt: skip
             address = f"[{host}]" if ":" in host else host
             url = f"http://{address}:{bound.getsockname()[1]}"
