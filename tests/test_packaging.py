@@ -83,3 +83,10 @@ def test_hints_can_be_pasted_into_zsh():
     sources = [path for path in (ROOT / "pyfly_cpp").rglob("*.py") if path.is_file()]
     bare = [path.name for path in sources if re.search(r"pip install [^'\"]*\w\[", path.read_text(encoding="utf-8"))]
     assert not bare
+
+
+def test_an_extra_can_be_added_to_what_is_installed():
+    """As messages advise: pip takes the installed pyfly-cpp, so it does not matter where that came from."""
+    command = [sys.executable, "-m", "pip", "--isolated", "install", "--dry-run", "--no-index", "pyfly-cpp[cli]"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

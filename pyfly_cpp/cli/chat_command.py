@@ -30,7 +30,7 @@ from pyfly_cpp.decoding.gates import examples, parse_gate
 from pyfly_cpp.decoding.presets import SHIPPED, load_preset
 from pyfly_cpp.decoding.resolve import Resolved
 from pyfly_cpp.engine.output import Piece, Token, whole_characters
-from pyfly_cpp.engine.repetition import find_loop
+from pyfly_cpp.engine.repetition import LoopWatch
 from pyfly_cpp.errors import counted
 from pyfly_cpp.llama.fly_llama import FlyLlama
 from pyfly_cpp.llama.prompting import hear_chat
@@ -38,9 +38,6 @@ from pyfly_cpp.machine.files import file_text
 from pyfly_cpp.machine.threads import AUTO
 from pyfly_cpp.models.metadata import quantisation
 from pyfly_cpp.models.ollama import shown_name
-
-_LOOK_EVERY, _LOOK_BACK, _LONG_LOOP = 32, 512, 128
-"""Tokens between looks for a loop, that are looked at, and of a loop that ends an answer if somebody watches."""
 
 _MOST_BYTES = 64
 """Bytes of a token, on average: a longer file does not fit in the context, however it is read."""
@@ -269,9 +266,9 @@ class ChatLoop:
         word. `hear_completion`: the completion that it is, as arguments of `create_completion`."""
         llm = self._llm
         before_stats = llm.stats
-        said, tokens = list[Token](), list[int]()
-        written = AnswerWriter()
-        is_stopped, finish, loop = False, None, None
+        said = list[Token]()
+        written, watch = AnswerWriter(), LoopWatch()
+        is_stopped, finish = False, None
         try:
             pieces = write_pieces(self._options.request())
             with reading(llm) as bar, contextlib.closing(pieces), unseen_typing():
@@ -283,11 +280,9 @@ class ChatLoop:
                         write_marked(marked(llm, piece, self._colour))
                     else:
                         written.write(piece.text)
-                    tokens += [token.id for token in piece.tokens]
-                    if len(tokens) // _LOOK_EVERY > (len(tokens) - len(piece.tokens)) // _LOOK_EVERY:
-                        loop = find_loop(tokens[-_LOOK_BACK:])
-                        if self.interactive and loop is not None and loop.at_end and loop.length >= _LONG_LOOP:
-                            break
+                    is_loop = [watch.add(token.id) for token in piece.tokens]
+                    if self.interactive and any(is_loop):
+                        break
         except KeyboardInterrupt:
             if not self.interactive:
                 raise
@@ -306,9 +301,9 @@ class ChatLoop:
             asked = hear_completion()
             self._cut = {name: asked.get(name) for name in ("stop", "stopping_criteria")}
             self._cut["prompt"] = [*asked["prompt"], *(token.id for token in said)]
-        loop = find_loop(tokens[-_LOOK_BACK:])
+        loop = watch.loop
         notes = [llm.stats.since(before_stats).summary(), self._context()]
-        if loop is not None and loop.at_end and is_cut:
+        if loop is not None and is_cut:
             notes.insert(0, f"the model repeats the same {counted(loop.period, 'token')} again and again: try /set "
                             "temperature or /set repeat-penalty 1.1, or /regenerate")  # fmt: skip
         if is_stopped or finish is None:

@@ -129,10 +129,13 @@ def command(
             if len(keys) > 1 and any(lookup.memory_file is not None for lookup in lookups):
                 raise ValueError("a --lookup-memory is not kept apart by API keys; give one key, or leave it out.")
             sampling = {k: v for k, v in options.sampling.items() if k not in ("seed", "max_tokens")}
+            of_chat = options.for_chat(batch.model.metadata).sampling
+            page_sampling = {k: v for k, v in of_chat.items() if v != options.sampling[k]}
             model, shown = options.models.model, shown_name(options.models.model)
             name, *aliases = alias or [model.stem if shown == model.name else shown]
             settings = Settings(
                 name=name, aliases=tuple(aliases), tags=tuple(tags or ()), host=host, keys=keys,
+                page_sampling=page_sampling,
                 chat_template=template, seed=options.sampling["seed"],
                 default_max_tokens=options.sampling["max_tokens"], sampling=sampling,
                 limits=most, **given,

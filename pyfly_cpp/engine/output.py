@@ -11,6 +11,7 @@ An answer ends by the first of these, which `Output.cause` names:
   but not told.
 - `"length"`: there are `max_tokens` tokens, never more; a stop string in the last one still counts. Or a line has
   ended, `line_seconds` or more after the first token.
+- `"loop"`: it repeats itself, and the request asks that such an answer is stopped (`LoopWatch`).
 - `"context"`, or any of them: the caller ends it (`Output.end`).
 
 A piece of text is given out as soon as no stop string can begin in it, in whole tokens: the text of a piece is that of
@@ -29,13 +30,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pyfly_cpp.engine.repetition import LoopWatch
 from pyfly_cpp.engine.stats import Record, Stats
 
 Row = npt.NDArray[np.float32]
 Logprobs = tuple[float, list[tuple[int, float]]]
 """ln p of a token, and (token id, ln p) of the most probable tokens, by falling probability."""
 
-FINISH = {"eog": "stop", "stop": "stop", "length": "length", "context": "length"}
+FINISH = {"eog": "stop", "stop": "stop", "length": "length", "context": "length", "loop": "length"}
 """The words of a response for the causes of an end."""
 
 _BLOCK = 256
@@ -104,6 +106,7 @@ class Output:
         max_tokens: int | None = None,
         n_logprobs: int | None = None,
         line_seconds: float | None = None,
+        stops_loops: bool = False,
     ) -> None:
         """
         Args:
@@ -114,11 +117,13 @@ class Output:
             n_logprobs: Most probable tokens to name for each token, >= 0; None: no log-probabilities.
             line_seconds: Seconds after the first token, from which on the end of a line ends the answer; None: no
                 limit.
+            stops_loops: Whether an answer that repeats itself is ended.
         """
         self._characters = Characters(piece_of)
         self._is_end = is_end
         self._stop = tuple(sorted({string for string in stop if string}))
         self._line_seconds = line_seconds
+        self._watch = LoopWatch() if stops_loops else None
         self._begun: float | None = None
         self.max_tokens = max_tokens
         self.n_logprobs = n_logprobs
@@ -153,6 +158,8 @@ class Output:
             return self._end("stop", self._before(place))._replace(stop_string=stop)
         if self.n_tokens == self.max_tokens or ("\n" in text and self._is_late()):
             return self.end("length")
+        if self._watch is not None and self._watch.add(token):
+            return self.end("loop")
         return self._give(self._certain(len(self._text) - self._n_doubtful())) if text else Piece("", (), self.n_tokens)
 
     def _is_late(self) -> bool:

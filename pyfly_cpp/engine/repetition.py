@@ -1,9 +1,9 @@
-"""Has an output fallen into a loop, or apart? Pure functions of tokens and text; what loose acceptance must not do."""
+"""Has an output fallen into a loop, or apart? By its tokens and its text; what loose acceptance must not do."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +15,10 @@ MIN_REPEATS = 4
 
 MIN_SPAN = 32
 """... if they take at least so many tokens together: `ha ha ha ha` in a story is no loop."""
+
+_LOOK_EVERY, _LOOK_BACK, _LONG = 32, 512, 128
+"""Tokens between two looks at an answer that is being written, tokens that a look covers, and tokens of a loop that is
+not worth waiting for."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,30 @@ def find_loop(tokens: Sequence[int], max_period: int = MAX_PERIOD) -> Loop | Non
                 best = Loop(i - length, period, length, i == n)
             matched = 0
     return best
+
+
+class LoopWatch:
+    """Watches an answer while it is written, by its last tokens, for somebody who would stop it in a loop."""
+
+    def __init__(self) -> None:
+        self._tokens: deque[int] = deque(maxlen=_LOOK_BACK)
+        self._n = 0
+
+    def add(self, token: int) -> bool:
+        """Takes the next token of the answer. Returns whether the answer is to be stopped: it ends in a loop of at
+        least 128 tokens. Looked for at every 32nd token."""
+        self._tokens.append(token)
+        self._n += 1
+        if self._n % _LOOK_EVERY:
+            return False
+        loop = self.loop
+        return loop is not None and loop.length >= _LONG
+
+    @property
+    def loop(self) -> Loop | None:
+        """The loop that the answer ends in now, of any length; None if there is none."""
+        found = find_loop(list(self._tokens))
+        return found if found is not None and found.at_end else None
 
 
 def breakdown(text: str, tokens: Sequence[int]) -> str:

@@ -356,13 +356,14 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         n_logprobs: int | None = None,
         line_seconds: float | None = None,
         shown: frozenset[int] = frozenset(),
+        stops_loops: bool = False,
     ) -> Output:
         """The maker of the text of an answer.
 
         Args:
             prompt: The tokens that it answers.
             shown: Control tokens whose texts belong to the answer.
-            stop, max_tokens, n_logprobs, line_seconds: As of `Output`.
+            stop, max_tokens, n_logprobs, line_seconds, stops_loops: As of `Output`.
         """
         pieces = self.pieces(prompt)
         if len(prompt) == 0 or list(prompt) == [self.token_bos()]:
@@ -372,8 +373,9 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             return self.vocabulary.piece(token, True) if token in shown else pieces(token)
 
         return Output(
-            piece_of if shown else pieces, self.vocabulary.ends_text, stop, max_tokens, n_logprobs, line_seconds
-        )
+            piece_of if shown else pieces, self.vocabulary.ends_text, stop, max_tokens, n_logprobs, line_seconds,
+            stops_loops,
+        )  # fmt: skip
 
     def pieces(self, before: Sequence[int]) -> Callable[[int], bytes]:
         """What tells the bytes of each token of a text behind these."""

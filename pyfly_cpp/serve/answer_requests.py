@@ -59,6 +59,8 @@ class AnswerRequest:
     """Control tokens whose texts belong to the text."""
     line_seconds: float | None = None
     """Seconds after the first token, from which on the end of a line ends the text; None: no limit."""
+    stops_loops: bool = False
+    """Whether an answer that repeats itself is ended."""
 
     @property
     def shapes_rows(self) -> bool:
@@ -70,7 +72,7 @@ class AnswerRequest:
 def read_decoding(body: RequestBody, header: str | None, own: Decoding) -> Decoding:
     """How a request decodes: by its fields, and without them by the header `X-Pyfly: gate=...;
     draft-max=...`, and else as the server does. Raises ApiError."""
-    given = {**_read_header(header), **_set(body, _RULE)}
+    given = {**_read_header(header), **_set(body, _DECODING)}
     try:
         gate = None if "gate" not in given else parse_gate(given["gate"])
         window = None if "window" not in given else parse_window(given["window"])
@@ -81,7 +83,7 @@ def read_decoding(body: RequestBody, header: str | None, own: Decoding) -> Decod
         raise bad_request(str(error), "gate" if "gate" in given else "window") from None
 
 
-_RULE = ("gate", "window", "draft_max", "speculative")
+_DECODING = ("gate", "window", "draft_max", "speculative")
 
 
 def _set(body: RequestBody, names: Iterable[str]) -> dict[str, Any]:
@@ -96,7 +98,7 @@ def _read_header(text: str | None) -> dict[str, Any]:
         name, value = name.strip().replace("-", "_"), value.strip()
         if not part.strip():
             continue
-        if name not in _RULE or not separator or len(value) > 256:
+        if name not in _DECODING or not separator or len(value) > 256:
             raise bad_request("the header X-Pyfly is written gate=...; window=...; draft-max=N; speculative=false.")
         if name == "draft_max":
             if not (value.isascii() and value.isdigit()) or len(value) > 9:

@@ -123,7 +123,7 @@ class Shared:
                 AnswerRequest(
                     tuple(prompt), most, sampling, seed, texts_of_stop, bias, grammar, n_logprobs, echo,
                     self.with_records, self.decoding, new_processor=new_processor, shown=shown,
-                    line_seconds=line_seconds,
+                    line_seconds=line_seconds, stops_loops=bool(body.stop_loops),
                 )
                 for seed in seeds
             ]  # fmt: skip
@@ -206,12 +206,15 @@ class Shared:
         }  # fmt: skip
 
     def told(self, piece: Piece) -> dict[str, Any]:
-        """How the tokens of a piece came, as the field `pyfly` of a choice; empty if nobody asked."""
+        """How the tokens of a piece came, and why the answer has ended, as the field `pyfly` of a choice; empty if
+        nobody asked."""
         if not self.with_records:
             return {}
         out: dict[str, Any] = {"tokens": [_record_of(token, self.model) for token in piece.tokens]}
         if piece.stats is not None:
             out["stats"] = piece.stats.as_dict()
+        if piece.cause is not None:
+            out["cause"] = piece.cause
         return {"pyfly": out}
 
     def told_logprobs(self, token: Token) -> dict[str, Any]:
@@ -226,9 +229,9 @@ class Shared:
         return {"id": token, **told} if self.tells_ids else told
 
 
-def system_fingerprint(rule: str) -> str:
-    """What decided about the answer: our release, and the rule as it is written."""
-    return f"pyfly-cpp-{__version__}-{rule.replace(' ', '-')}"
+def system_fingerprint(gate: str) -> str:
+    """What decided about the answer: our release, and the gate as it is written, with its window."""
+    return f"pyfly-cpp-{__version__}-{gate.replace(' ', '-')}"
 
 
 def _require_room(prompt: Sequence[int], model: Model) -> int:

@@ -52,6 +52,12 @@ def bad_request(
     return ApiError(400, message, param=param, code=code, more=more)
 
 
+def not_supported(message: str) -> ApiError:
+    """Something that this server lacks. The header keeps OpenAI's client from asking twice more, as it does after any
+    other 5xx."""
+    return ApiError(501, message, code="not_supported", headers={"X-Should-Retry": "false"})
+
+
 def internal() -> ApiError:
     """Something that is no fault of the request. What it was may quote a prompt, so the client is not told."""
     return ApiError(500, "the server failed on this request; its log has more.", code="internal_error")

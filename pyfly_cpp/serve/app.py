@@ -21,7 +21,7 @@ from pyfly_cpp.engine.output import Piece
 from pyfly_cpp.serve import requests
 from pyfly_cpp.serve.answer_requests import read_decoding, read_sampling, settings_of, written
 from pyfly_cpp.serve.answers import Answer, Event, system_fingerprint
-from pyfly_cpp.serve.api_errors import ApiError, bad_request, internal, stopping
+from pyfly_cpp.serve.api_errors import ApiError, bad_request, internal, not_supported, stopping
 from pyfly_cpp.serve.chat import chat_completion
 from pyfly_cpp.serve.embeddings import Embeddings
 from pyfly_cpp.serve.messages import Message, as_chat
@@ -52,6 +52,10 @@ def make_app(service: Service) -> App:
     def error(request: Request, failure: Exception) -> Response:
         assert isinstance(failure, HTTPException)
         path = request.scope["path"][:100]
+        if path.startswith("/api/"):  # an error as Ollama's clients read it
+            remedy = f"add it as an OpenAI server, {request.base_url}v1"
+            why = f"this server speaks OpenAI's protocol, not Ollama's; {remedy}."
+            return JSONResponse({"error": why}, failure.status_code)
         words = {404: f"there is no {path}", 405: f"{path} takes another method"}
         told = ApiError(failure.status_code, f"{words.get(failure.status_code, failure.detail)}.")
         return JSONResponse(told.body(), failure.status_code, failure.headers)
@@ -241,7 +245,7 @@ class _Embeddings(_Checked):
         service = self.service
         given = await service.body(request, requests.EmbeddingRequest)
         if service.embedder is None:
-            raise ApiError(501, "this server has no embeddings; start it with --embeddings.", code="not_supported")
+            raise not_supported("this server has no embeddings; start it with --embeddings.")
         if service.log.wants_texts:
             more["request"] = given.body.raw
         is_native = self._path == "/embeddings"
@@ -278,20 +282,27 @@ class _Routes:
         return JSONResponse(self._described())
 
     def _described(self) -> dict[str, Any]:
-        model = self._service.model
-        rule, embedder = written(model.decoding), self._service.embedder
+        model, settings = self._service.model, self._service.settings
+        gate, embedder = written(model.decoding), self._service.embedder
+        most = min(settings.default_max_tokens or model.batch.n_ctx, settings.limits.max_tokens, model.batch.n_ctx)
         return {
             "id": self._service.settings.name, "object": "model", "created": self._created, "owned_by": "pyfly-cpp",
             "aliases": list(self._service.settings.names), "tags": list(self._service.settings.tags),
             "pyfly": {
-                "rule": rule, "lossless": model.decoding.is_exact, "system_fingerprint": system_fingerprint(rule),
+                "gate": gate, "lossless": model.decoding.is_exact, "system_fingerprint": system_fingerprint(gate),
                 "drafters": model.drafters, "n_ctx": model.batch.n_ctx, "n_parallel": model.batch.n_parallel,
-                "n_vocab": model.n_vocab, "max_tokens": self._service.settings.limits.max_tokens,
+                "n_vocab": model.n_vocab, "max_tokens": settings.limits.max_tokens,
+                "defaults": {**self._sampling(), "max_tokens": most, "seed": settings.seed},
+                "page": settings.page_sampling,
                 "embeddings": None if embedder is None else {
                     "n_embd": embedder.n_embd, "n_ctx": embedder.n_ctx, "pooling": embedder.pooling,
                 },
             },
         }  # fmt: skip
+
+    def _sampling(self) -> dict[str, Any]:
+        """The sampling of requests that do not set it, by their fields."""
+        return settings_of(read_sampling(requests.SharedFields.model_validate({}), self._service.settings.sampling))
 
     async def health(self, _: Request) -> Response:
         """GET /health."""
@@ -369,13 +380,13 @@ class _Routes:
     async def props(self, _: Request) -> Response:
         """GET /props."""
         service, model = self._service, self._service.model
-        sampling = settings_of(read_sampling(requests.SharedFields.model_validate({}), service.settings.sampling))
         most = service.settings.default_max_tokens or -1
         seed = _ANY_SEED if service.settings.seed is None else service.settings.seed
         info = model.tokenizer_info()
         return JSONResponse({
             "default_generation_settings": {
-                "n_ctx": model.batch.n_ctx, "params": {**sampling, "seed": seed, "n_predict": most, "max_tokens": most},
+                "n_ctx": model.batch.n_ctx,
+                "params": {**self._sampling(), "seed": seed, "n_predict": most, "max_tokens": most},
             },
             "total_slots": model.batch.n_parallel, "model_alias": service.settings.name,
             "model_path": Path(model.path).name, "modalities": {"vision": False, "audio": False},

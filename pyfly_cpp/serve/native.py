@@ -10,7 +10,7 @@ from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.engine.output import Piece, Token
 from pyfly_cpp.serve.answer_requests import AnswerRequest, settings_of
 from pyfly_cpp.serve.answers import Event, Shared, Told, read_format
-from pyfly_cpp.serve.api_errors import ApiError
+from pyfly_cpp.serve.api_errors import ApiError, not_supported
 from pyfly_cpp.serve.requests import InfillRequest, NativeRequest, _Extra, listed
 from pyfly_cpp.serve.served_model import Model
 from pyfly_cpp.serve.settings import Settings
@@ -22,7 +22,7 @@ _MOST_CHARACTERS = 16
 """Characters that are read for each token that there is room for."""
 _PROJECT, _FILE = "project\n", "file\n"
 """The names that are written for the project, and for the file with the gap."""
-_STOP_TYPES = {"eog": "eos", "stop": "word", "length": "limit", "context": "limit"}
+_STOP_TYPES = {"eog": "eos", "stop": "word", "length": "limit", "context": "limit", "loop": "limit"}
 
 
 class Native(Shared):
@@ -85,7 +85,7 @@ class Infill(Native):
         try:
             return [infill_prompt(self.model, body, self._max_tokens)]
         except ApiError as error:
-            raise ApiError(501, error.message, code="not_supported") if error.param == "suffix" else error from None
+            raise not_supported(error.message) if error.param == "suffix" else error from None
 
 
 class _Text:

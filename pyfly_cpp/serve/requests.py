@@ -129,6 +129,7 @@ class SharedFields(RequestBody):
     t_max_predict_ms: Optional[int] = Field(None, ge=-1, le=_INT64)
     timings_per_token: Optional[bool] = None
     return_progress: Optional[bool] = None
+    stop_loops: Optional[bool] = None
     user: Optional[str] = None
     gate: _Gate = None
     window: _Window = None

@@ -165,7 +165,7 @@ class Response:
         is_over = status != "in_progress"
         body = self._body.raw  # what came is told as it came
         # The protocol has no word for a stop string, or the model, that ended the answer within a call.
-        reason = "max_output_tokens" if self._cause in ("length", "context") else None
+        reason = "max_output_tokens" if self._cause in ("length", "context", "loop") else None
         return {
             "id": self._id, "object": "response", "created_at": self._created, "status": status, "model": self._name,
             "error": None, "output": [dict(item) for item in self._output], "store": False,

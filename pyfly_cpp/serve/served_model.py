@@ -254,11 +254,13 @@ class Model:
             sampling["grammar"] = wanted.grammar.for_sampler()
         processors = [bias_processor(wanted.logit_bias)] if wanted.logit_bias else []
         processors += [wanted.new_processor()] if wanted.new_processor else []
+        output = llm.new_output(
+            wanted.prompt, wanted.stop, wanted.max_tokens, wanted.n_logprobs, wanted.line_seconds, wanted.shown,
+            wanted.stops_loops,
+        )  # fmt: skip
         request = llm.new_request(
             wanted.prompt,
-            llm.new_output(
-                wanted.prompt, wanted.stop, wanted.max_tokens, wanted.n_logprobs, wanted.line_seconds, wanted.shown
-            ),
+            output,
             n_prompt_logprobs=wanted.n_logprobs if wanted.echo else None,
             logits_processor=LogitsProcessorList(processors) if processors else None,
             sampling=sampling,

@@ -71,6 +71,8 @@ class Settings:
     """Seed of requests without one; None: another for each."""
     sampling: dict[str, float] = field(default_factory=dict)
     """Sampling of requests that do not set it."""
+    page_sampling: dict[str, float] = field(default_factory=dict)
+    """Sampling that the page asks for instead, unless its reader sets it: fields of requests."""
     limits: RequestLimits = RequestLimits()
 
     @property

@@ -145,6 +145,18 @@ def test_the_end_of_a_line_ends_an_answer_that_is_late(seconds, text):
     assert output.cause == ("length" if seconds == 0 else "eog")
 
 
+@pytest.mark.parametrize("stops_loops, n", [(True, 160), (False, 300)])
+def test_an_answer_that_repeats_itself_is_ended(stops_loops, n):
+    """Its last piece has all that was held back."""
+    words, tokens = [*(f"word {i} " for i in range(20)), "ha "], [*range(20), *[20] * 280]
+    output = Output(lambda token: words[token].encode(), lambda _: False, ["ha no"], 300, stops_loops=stops_loops)
+    given = []
+    while output.cause is None:
+        given.append(output.add(tokens[len(given)]))
+    assert output.n_tokens == n and (output.cause, given[-1].finish) == ("loop" if stops_loops else "length", "length")
+    assert "".join(piece.text for piece in given) == "".join(words[token] for token in tokens[:n])
+
+
 def test_log_probabilities_and_records_stay_with_their_tokens():
     pieces = [b"a ", b"##", b"b", END]
     rows = np.log(np.array([[1, 2, 3, 4], [4, 3, 2, 1], [1, 1, 1, 7]], dtype=np.float32) / 10)

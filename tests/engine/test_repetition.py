@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from pyfly_cpp.engine.repetition import breakdown, find_loop
+from pyfly_cpp.engine.repetition import LoopWatch, breakdown, find_loop
 
 
 def oracle(tokens):
@@ -53,6 +53,18 @@ def test_against_the_oracle():
             tokens[10:10] = unit * rng.randrange(1, 12)
         found = find_loop(tokens)
         assert (found.length if found else 0) == oracle(tokens)
+
+
+@pytest.mark.parametrize("period", [1, 7, 64])
+def test_a_loop_is_stopped_while_it_is_written(period):
+    """Soon after its 128th token, or the fourth unit if that is later."""
+    watch, head = LoopWatch(), list(range(1000, 1300))
+    assert not any(map(watch.add, head)) and watch.loop is None
+    n = next(i + 1 for i in range(1000) if watch.add(i % period))
+    assert max(128, 4 * period) <= n < max(128, 4 * period) + 32 and watch.loop.period == period
+    assert not any(map(LoopWatch().add, [*head[:289], *[5] * 127]))  # the last look is at the last one
+    watch.add(999)
+    assert watch.loop is None
 
 
 def test_breakdowns():

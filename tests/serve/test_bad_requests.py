@@ -58,6 +58,7 @@ WRONG = {
     "draft_max": [-1, 1.5, "x", 10**6, 2**40],
     "speculative": ["no", 1],
     "records": [1, "x"],
+    "stop_loops": [1, "x"],
     "model": [5, [], {}],
     "user": [5],
 }
@@ -277,6 +278,13 @@ def test_bodies_that_are_too_large(server):
 def test_paths(server, path, method, status):
     response = server.http.request(method, path)
     assert response.status_code == status and response.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("path, method", [("/api/tags", "GET"), ("/api/chat", "POST")])
+def test_clients_of_ollama_are_told_what_to_do(server, path, method):
+    response = server.http.request(method, path)
+    error = response.json()["error"]
+    assert response.status_code == 404 and "not Ollama's" in error and error.endswith(f", {server.url}/v1.")
 
 
 @pytest.mark.parametrize(

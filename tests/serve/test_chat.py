@@ -197,8 +197,10 @@ def test_a_conversation_with_calls(client, server):
 
 def test_models(client):
     (model,) = client.models.list().data
-    assert model.id == "tiny" and model.pyfly["rule"] == "exact" and model.pyfly["lossless"]
+    assert model.id == "tiny" and model.pyfly["gate"] == "exact" and model.pyfly["lossless"]
     assert client.models.retrieve("tiny").id == "tiny"
+    assert model.pyfly["defaults"] == {"temperature": 0.0, "max_tokens": 512, "seed": None}
+    assert model.pyfly["page"] == {}
     openai = pytest.importorskip("openai")
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("gpt-4")

@@ -124,7 +124,7 @@ def test_logit_bias_and_grammar(server, alone):
     assert got.json()["choices"][0]["text"].startswith("{")
 
 
-def test_rules_of_a_request(server):
+def test_gates_of_a_request(server):
     def fingerprint(headers=None, **body):
         got = server.http.post(PATH, json={"prompt": PROMPT, "max_tokens": 4, **body}, headers=headers).json()
         return got["system_fingerprint"].split("-", 3)[3]
@@ -149,6 +149,20 @@ def test_how_tokens_came(server):
     streamed = [event["choices"][0] for event in server.events(PATH, **body)[:-1]]
     assert [token["text"] for one in streamed for token in one["pyfly"]["tokens"]] == [t["text"] for t in tokens]
     assert "stats" in streamed[-1]["pyfly"]
+
+
+def test_an_answer_that_repeats_itself_is_ended_if_that_is_asked(server):
+    body = {"prompt": PROMPT, "max_tokens": 140, "logit_bias": {"300": 100}, "records": True}
+    for fields, n, cause in (({}, 140, "length"), ({"stop_loops": True}, 128, "loop")):
+        got = server.post(PATH, **body, **fields).json()
+        (choice,) = got["choices"]
+        assert (got["usage"]["completion_tokens"], choice["finish_reason"]) == (n, "length")
+        assert choice["pyfly"]["cause"] == cause
+    native = server.post("/completion", **body, stop_loops=True).json()
+    assert (native["stop_type"], native["tokens_predicted"]) == ("limit", 128)
+    answer = {"input": "Hi", "max_output_tokens": 140, "logit_bias": {"300": 100}, "stop_loops": True}
+    response = server.post("/v1/responses", **answer).json()
+    assert response["status"] == "incomplete" and response["incomplete_details"]["reason"] == "max_output_tokens"
 
 
 def test_usage_in_streams(server):

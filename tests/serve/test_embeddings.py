@@ -112,6 +112,12 @@ def test_far_too_long(embedding):
 def test_a_server_without(server):
     error = server.post(PATH, input="a")
     assert error.status_code == 501 and "--embeddings" in error.json()["error"]["message"]
+    counted = server.service.metrics.requests.labels(PATH, 501)._value
+    before, client = counted.get(), server.openai(max_retries=2)
+    with pytest.raises(pytest.importorskip("openai").APIStatusError):
+        client.embeddings.create(model="tiny", input="a")
+    until(lambda: counted.get() > before)
+    assert counted.get() == before + 1, "the client has asked again"
     assert server.http.get("/v1/models").json()["data"][0]["pyfly"]["embeddings"] is None
 
 

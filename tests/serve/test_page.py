@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from serving import running
+from serving import no_end, running
 
 from pyfly_cpp.serve.pages import PAGE
 
@@ -85,8 +85,9 @@ def wait_idle(page):
     until(page, "!document.body.classList.contains('busy')")
 
 
-def answer_with(page, *chunks, finish="stop", status=200):
-    """Has the page read these deltas instead of the server's; returns the requests' bodies."""
+def answer_with(page, *chunks, finish="stop", status=200, records=False):
+    """Has the page read these deltas instead of the server's; returns the requests' bodies. `records`: each delta is
+    one token of the target's."""
     bodies = []
 
     def fulfill(route):
@@ -97,6 +98,9 @@ def answer_with(page, *chunks, finish="stop", status=200):
             return
         deltas = [{"content": chunk} if isinstance(chunk, str) else chunk for chunk in chunks]
         events = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
+        for event, chunk in zip(events, chunks if records else ()):
+            token = {"text": chunk, "origin": "target", "round": 0}
+            event["choices"][0]["pyfly"] = {"tokens": [token]}
         events.append({"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]})
         body = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
         route.fulfill(status=200, content_type="text/event-stream", body=body)
@@ -106,8 +110,8 @@ def answer_with(page, *chunks, finish="stop", status=200):
     return bodies
 
 
-def set_rule(page, step):
-    page.locator("#rule").fill(str(step))
+def set_gate(page, step):
+    page.locator("#gate").fill(str(step))
 
 
 def show_drafts(page):
@@ -154,7 +158,7 @@ def add(a, b):
 def test_a_chat(open_page, server):
     page = open_page()
     until(page, "document.getElementById('model').textContent.startsWith('tiny')")
-    assert page.locator("#rule-name").inner_text() == "exact"
+    assert page.locator("#gate-name").inner_text() == "exact"
     ask(page, "Natalia sold clips to 48 of her friends.", max_tokens=48)
     messages = [{"role": "user", "content": "Natalia sold clips to 48 of her friends."}]
     body = {"messages": messages, "max_tokens": 48, "temperature": 0}
@@ -172,6 +176,31 @@ def test_a_chat(open_page, server):
     assert tokens(page)[1] == server.post("/v1/chat/completions", **body).json()["choices"][0]["message"]["content"]
 
 
+def test_a_prompt_that_is_read(open_page, narrow_batch):
+    """A line tells how far it is, until the first token."""
+    with running(narrow_batch) as slow:
+        page = open_page(slow.url)
+        page.evaluate("""() => {
+            window.lines = [];
+            new MutationObserver(() => {
+                const line = document.querySelector(".numbers")?.textContent;
+                if (line && line !== window.lines.at(-1)) window.lines.push(line);
+                const found = /^reading.*?([1-9][\\d,]*) of/.exec(line);
+                if (found && !window.held) document.body.dataset.held = window.held = line;
+            }).observe(document.body, {childList: true, subtree: true});
+        }""")
+        ask(page, "word " * 4000, max_tokens=4, waits=False)
+        until(page, "document.body.dataset.held")
+        shot(page, "reading")
+        wait_idle(page)
+        lines = page.evaluate("window.lines")
+    assert "waiting" in lines[0] and "4 tokens" in lines[-1]
+    found = [re.fullmatch(r"reading the prompt: ([\d,]+) of ([\d,]+) tokens", line) for line in lines[1:-1]]
+    read = [[int(number.replace(",", "")) for number in match.groups()] for match in found if match]
+    assert len(read) > 2 and read == sorted(read) and len({total for _, total in read}) == 1
+    assert read[0][1] > 4000 and all(n <= total for n, total in read)
+
+
 def test_markdown(open_page):
     page = open_page(**CLIPBOARD)
     answer_with(page, CODE[:40], CODE[40:])
@@ -185,6 +214,21 @@ def test_markdown(open_page):
     assert page.evaluate("navigator.clipboard.readText()") == "def add(a, b):\n    return a + b  # <b>&\n"
     page.get_by_label("Copy the answer").click()
     assert page.evaluate("navigator.clipboard.readText()") == CODE
+
+
+def test_copies_are_confirmed(open_page):
+    """For a moment, also where the browser gives the page no clipboard."""
+    for options in (CLIPBOARD, {}):
+        page = open_page(**options)
+        answer_with(page, CODE)
+        ask(page, "How?")
+        for label in ("Copy the answer", "Copy code"):
+            page.get_by_label(label).click()
+            shown = f"document.querySelector('[aria-label=\"{label}\"]').textContent"
+            until(page, f"{shown} === 'Copied'")
+            assert page.locator("#told").text_content() == "Copied"
+            until(page, f"{shown} === 'Copy'")
+        assert page.locator("#told").text_content() == ""
 
 
 def test_text_that_stands_stays(open_page):
@@ -250,16 +294,16 @@ def test_what_is_heard(open_page):
 
 def test_loose_beside_exact(open_page):
     page = open_page()
-    set_rule(page, 10)
-    assert page.locator("#rule-name").inner_text() == "margin:2"
-    assert "Lossy" in page.locator("#rule-note").inner_text()
+    set_gate(page, 10)
+    assert page.locator("#gate-name").inner_text() == "margin:2"
+    assert re.search("Lossy: .* 14% as likely as .* most probable token", page.locator("#gate-note").inner_text())
     page.locator("#both").check()
     show_drafts(page)
     ask(page, "Once upon a time", max_tokens=64)
     exact, loose = page.locator(".answer").all()
     assert exact.locator(".token.loose").count() == 0 < loose.locator(".token.loose").count()
     assert page.locator(".parts").count() == 2
-    shot(page, "two-rules")
+    shot(page, "two-gates")
     assert page.locator(".answer.chosen").get_attribute("aria-label") == "Answer, exact"
     loose.get_by_text("Use this one").click()
     assert page.locator(".answer.chosen").get_attribute("aria-label") == "Answer, margin:2"
@@ -281,9 +325,31 @@ def test_rejected_drafts_are_not_copied(open_page, server):
     assert page.evaluate("navigator.clipboard.readText()") == expected
 
 
+def test_code_keeps_its_font_among_drafts(open_page):
+    page = open_page()
+    answer_with(page, *re.findall(r"\S+|\s", CODE), records=True)
+    show_drafts(page)
+    ask(page, "How?")
+    assert tokens(page) == [CODE]
+    shown = page.locator(".token").evaluate_all(
+        "all => all.map(one => [one.textContent, getComputedStyle(one).fontFamily.includes('monospace')])"
+    )
+    assert "".join(text for text, is_code in shown if is_code) == CODE[CODE.index("```") : CODE.rindex("```") + 3]
+    shot(page, "drafts-of-code")
+    for text, code in {
+        "a `b` and ``c ` d``, no ` e": ["`b`", "``c ` d``"],
+        "``` `x` ```": ["``` `x` ```"],
+        "~~~c\n`x`\n```\n~~~\n`y`": ["~~~c\n`x`\n```\n~~~", "`y`"],
+        "1. ```\n   a\n   ```\n> ````\n> ```\n> b": ["1. ```\n   a\n   ```", "> ````\n> ```\n> b"],
+        "none": [],
+    }.items():
+        found = page.evaluate("async text => (await import('/page/markdown.js')).codeOf(text)", text)
+        assert [text[begin:end] for begin, end in found] == code
+
+
 def test_what_a_token_says(open_page):
     page = open_page()
-    set_rule(page, 10)
+    set_gate(page, 10)
     show_drafts(page)
     ask(page, "Once upon a time", max_tokens=64)
     page.locator(".token.loose").first.hover()
@@ -428,8 +494,29 @@ def test_an_answer_that_breaks_off_stays(open_page):
     page.route("**/v1/chat/completions", lambda r: r.fulfill(status=200, content_type="text/event-stream", body=events))
     ask(page, "Go")
     assert page.locator(".text").inner_text() == "Half an"
-    assert "It ended." in page.locator(".failure").inner_text()
     assert page.get_by_label("Continue the answer").is_visible()
+    # The failure is shown once, until the message box changes.
+    assert page.get_by_text("It ended.").count() == 1 and page.locator("#alert").inner_text() == "It ended."
+    page.locator("#prompt").press("a")
+    assert page.locator("#alert").is_hidden() and "broken off" in page.locator(".numbers").inner_text()
+
+
+def test_a_server_that_fails_is_told_once(open_page):
+    page = open_page()
+    failure = {"error": {"message": "the model is gone."}}
+    page.route("**/v1/**", lambda route: route.fulfill(status=500, json=failure))
+    page.reload()
+    until(page, "!document.getElementById('alert').hidden")
+    ask(page, "Go")
+    assert page.get_by_text("The model is gone.").count() == 1
+    assert page.locator("#model").inner_text() == "not connected" and page.locator("#prompt").input_value() == "Go"
+    page.locator("#prompt").press("a")
+    assert page.locator("#alert").is_hidden()
+    page.unroute_all()
+    answer_with(page, "Yes.")
+    ask(page, "Now?")
+    assert page.locator("#model").inner_text().startswith("tiny") and page.locator("#alert").is_hidden()
+    expected_failures(page, 500)
 
 
 def test_settings_are_those_that_the_server_takes(open_page, server):
@@ -450,13 +537,58 @@ def test_settings_are_those_that_the_server_takes(open_page, server):
     assert page.locator("#top_p").input_value() == "0.9" and page.locator("#system").input_value() == "Be brief."
 
 
+def test_an_answer_is_sampled_as_in_chat(open_page, batch):
+    """Unless the reader sets something else; two answers to compare are drawn alike."""
+    with running(batch, page_sampling={"temperature": 0.7, "top_k": 11}) as own:
+        page = open_page(own.url)
+        until(page, "document.getElementById('temperature').placeholder === '0.7'")
+        bodies = answer_with(page, "Yes.")
+        ask(page, "Go?")
+        ask(page, "Go on?", temperature="0")
+        page.locator("#temperature").fill("")
+        set_gate(page, 10)
+        page.locator("#both").check()
+        ask(page, "Both?")
+        assert [body["temperature"] for body in bodies] == [0.7, 0, 0.7, 0.7] and bodies[0]["top_k"] == 11
+        assert "seed" not in bodies[0] and "max_tokens" not in bodies[0] and bodies[0]["stop_loops"] is True
+        assert bodies[2]["seed"] == bodies[3]["seed"] >= 0 and bodies[2]["gate"] != bodies[3]["gate"]
+
+
+def test_empty_settings_show_the_numbers_behind_them(open_page, batch):
+    with running(batch, default_max_tokens=100, seed=5) as own:
+        page = open_page(own.url)
+        until(page, "document.getElementById('temperature').placeholder !== ''")
+        names = ("temperature", "top_p", "seed", "max_tokens")
+        assert [page.locator(f"#{name}").get_attribute("placeholder") for name in names] == ["0", "", "5", "100"]
+    page = open_page()
+    until(page, "document.getElementById('seed').placeholder === 'any'")
+    assert page.locator("#max_tokens").get_attribute("placeholder") == "512"  # as the context allows
+
+
+def test_an_answer_that_repeats_itself_is_stopped(open_page, server):
+    """And can be continued."""
+    page = open_page()
+    page.route("**/v1/chat/completions", lambda route: route.continue_(post_data=json.dumps(
+        {**json.loads(route.request.post_data), "logit_bias": {"300": 100}}
+    )))  # fmt: skip
+    ask(page, "Once upon a time", max_tokens=300)
+    assert "128 tokens" in page.locator(".numbers").inner_text() and "repeats" in page.locator(".numbers").inner_text()
+    assert page.get_by_label("Continue the answer").is_visible()
+
+
 def test_a_key(open_page, batch):
     with running(batch, keys=("secret",)) as locked:
         page = open_page(locked.url)
         until(page, "!document.getElementById('locked').hidden")
+        ask(page, "Once", max_tokens=8)
+        assert page.locator("#alert").inner_text() == "The server asks for an API key: enter it above."
+        page.locator("#key").fill("guess")
+        page.locator("#unlock").click()
+        until(page, "document.getElementById('alert').textContent.includes('wrong')")
         page.locator("#key").fill("secret")
         page.locator("#unlock").click()
         until(page, "document.getElementById('locked').hidden")
+        assert page.locator("#alert").is_hidden()
         expected_failures(page, 401)
         ask(page, "Once", max_tokens=8)
         assert "8 tokens" in page.locator(".numbers").inner_text()
@@ -492,6 +624,58 @@ def test_chats_are_kept(open_page):
     assert titles.all_inner_texts() == ["About snow?"] and page.locator(".turn").count() == 0
 
 
+def test_a_reload_comes_back_to_the_same_chat(open_page):
+    page = open_page()
+    for question in ("About rain?", "About snow?"):
+        page.locator("#new").click()
+        answer_with(page, f"*{question}*")
+        ask(page, question)
+    page.locator("#chat-list .title").last.click()
+    page.locator("#prompt").fill("And of")
+    page.reload()
+    assert page.locator(".user").all_inner_texts() == page.locator(".text em").all_inner_texts() == ["About rain?"]
+    assert page.locator("#chat-list [aria-current]").inner_text() == "About rain?"
+    assert page.locator("#prompt").input_value() == "And of"
+    shot(page, "reload")
+    # A message that has no answer yet returns to the box, also one that replaces an earlier one.
+    page.unroute_all()
+    page.route("**/v1/chat/completions", lambda _: None)
+    for before, message in (("", "And of hail?"), ("About rain?", "About fog?")):
+        if before:
+            page.get_by_label("Edit this message").click()
+            assert page.locator("#prompt").input_value() == before
+        ask(page, message, waits=False)
+        until(page, "document.body.classList.contains('busy')")
+        page.reload()
+        assert page.locator(".user").all_inner_texts() == ["About rain?"]
+        assert page.locator("#prompt").input_value() == message
+        assert page.locator("#editing").is_visible() == bool(before)
+    page.locator("#new").click()
+    page.reload()
+    assert page.locator(".turn").count() == 0 and page.locator("#prompt").input_value() == ""
+
+
+def test_a_reload_keeps_what_was_written(open_page, narrow_batch):
+    with running(narrow_batch) as slow:
+        page = open_page(slow.url)
+        page.route("**/v1/chat/completions", lambda route: route.continue_(post_data=json.dumps(
+            {**json.loads(route.request.post_data), "logit_bias": no_end(narrow_batch)}
+        )))  # fmt: skip
+        page.evaluate("""() => new MutationObserver((_, observer) => {
+            if (document.querySelector(".text")?.textContent) {
+                observer.disconnect();
+                location.reload();
+            }
+        }).observe(document.body, {childList: true, subtree: true})""")
+        with page.expect_navigation():
+            ask(page, "Once upon a time", waits=False, max_tokens=4096, temperature=2)
+        assert page.locator(".user").inner_text() == "Once upon a time" and page.locator(".text").inner_text()
+        # Chromium may end the request before the page hears that it is left.
+        assert page.locator(".numbers").inner_text() in ("stopped", "broken off")
+        assert page.get_by_label("Continue the answer").is_visible() and page.locator("#prompt").input_value() == ""
+        slow.until_idle()
+
+
 def test_a_full_storage_is_told(open_page):
     page = open_page()
     page.evaluate("for (let n = 2 ** 22; n > 0; n >>= 1) try { localStorage[n] = 'x'.repeat(n); } catch {}")
@@ -501,6 +685,13 @@ def test_a_full_storage_is_told(open_page):
 
 
 # ---- Looks -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_word_is_gate(open_page):
+    page = open_page()
+    page.evaluate("document.getElementById('settings').open = true")
+    words = page.locator("body").inner_text().lower()
+    assert "gate" in words and "rule" not in words
 
 
 def test_dark_and_light(open_page):
@@ -518,7 +709,7 @@ def test_dark_and_light(open_page):
 
 def test_a_phone(open_page):
     page = open_page(viewport={"width": 360, "height": 640}, color_scheme="dark", has_touch=True)
-    set_rule(page, 10)
+    set_gate(page, 10)
     page.locator("#both").check()
     show_drafts(page)
     ask(page, "Once upon a time", max_tokens=48)

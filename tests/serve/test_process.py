@@ -100,7 +100,7 @@ def test_a_looser_default_is_shown_and_prompts_are_not_logged(start, tiny_draft)
     options = ("--log", "requests", "--gate", "margin:0.5", "--draft", tiny_draft, "--no-adaptive", "--embeddings")
     process, url = start(*options)
     model = httpx.get(f"{url}/v1/models").json()["data"][0]["pyfly"]
-    assert model["rule"] == "margin:0.5" and not model["lossless"]
+    assert model["gate"] == "margin:0.5" and not model["lossless"]
     assert model["system_fingerprint"].endswith("-margin:0.5")
     httpx.post(f"{url}/v1/completions", json={"prompt": "sesame", "max_tokens": 2}, timeout=30)
     httpx.post(f"{url}/v1/completions", json={"prompt": "sesame", "max_tokens": "sesame"}, timeout=30)
@@ -160,6 +160,17 @@ def failing(*options):
     """The error of a server that does not start: (exit code, stderr)."""
     done = click_runner().invoke(cli, ["serve", "--port", "0", "--parallel", "1", "-t", "1", *options])
     return done.exit_code, done.stderr
+
+
+@pytest.mark.parametrize(
+    "options, temperature, page", [((), 0.0, {"temperature": 0.7}), (("--temperature", "0.3"), 0.3, {})]
+)
+def test_the_page_samples_as_chat_does(tiny_target, monkeypatch, options, temperature, page):
+    """Programs do not, unless they ask for it."""
+    made = []
+    monkeypatch.setattr("pyfly_cpp.serve.server.serve", lambda _, settings, *__: made.append(settings) or True)
+    assert failing("-m", tiny_target, *options)[0] == 0
+    assert (made[0].sampling["temperature"], made[0].page_sampling) == (temperature, page)
 
 
 def test_a_port_in_use(tiny_target):

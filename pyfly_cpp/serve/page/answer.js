@@ -6,8 +6,13 @@ import { stream } from "./server.js";
 import { speaker } from "./spoken.js";
 import * as tokens from "./tokens.js";
 
-const ENDINGS = { length: "ended by the limit of tokens", stopped: "stopped", failed: "broken off" };
+const ENDINGS = {
+  length: "ended by the limit of tokens", context: "the context is full", stopped: "stopped", failed: "broken off",
+  loop: "ended because it repeats itself: regenerate it, or raise the temperature",
+};
+const CONTINUED = ["length", "loop", "stopped", "failed"]; // endings after which there may be more
 const number = (value, digits = 2) => value.toFixed(digits);
+const whole = value => value.toLocaleString("en");
 
 /** A new answer, as chats keep it. */
 export const empty = gate => ({ gate, content: "", reasoning: "", ending: null });
@@ -31,12 +36,11 @@ export class Answer {
     this.text = element("div", "text");
     this.tokens = element("div", "tokens");
     this.numbers = element("p", "numbers");
-    this.failure = element("p", "failure");
     this.choose = button("Use this one", () => actions.choose(this));
     this.goOn = button("Continue", () => actions.goOn(this), "Continue the answer");
     const row = element("div", "actions");
     row.append(copyButton(() => parts(kept).text, "Copy the answer"), this.goOn, this.choose);
-    this.box.append(element("h2", "rule", kept.gate), this.thinking, this.text, this.tokens, this.failure, this.numbers, row);
+    this.box.append(element("h2", "gate", kept.gate), this.thinking, this.text, this.tokens, this.numbers, row);
     this.show();
   }
 
@@ -47,22 +51,22 @@ export class Answer {
   async run(body) {
     this.abort = new AbortController();
     this.kept.ending = null;
-    this.failure.textContent = "";
     this.began = performance.now();
-    this.first = undefined;
+    this.first = this.progress = undefined;
     const { reasoning, content } = this.kept;
     if (!this.isEmpty && !this.records.length) this.records.push({ text: content, shown: reasoning + content, origin: "earlier", round: -1 });
     this.nBefore = this.records.length;
     this.say = speaker(this.isCompared ? this.kept.gate : null, parts(this.kept).text.length);
     let failure = null;
+    this.show();
     try {
-      for await (const chunk of stream({ ...body, gate: this.kept.gate, records: true }, this.abort.signal)) this.take(chunk);
+      const own = { gate: this.kept.gate, records: true, stop_loops: true, return_progress: true };
+      for await (const chunk of stream({ ...body, ...own }, this.abort.signal)) this.take(chunk);
     } catch (error) {
       this.kept.ending = error.name === "AbortError" ? "stopped" : "failed";
       if (error.name !== "AbortError") failure = error;
     }
     this.abort = undefined;
-    if (failure && !this.isEmpty) this.failure.textContent = failure.message;
     clearTimeout(this.timer);
     this.show();
     this.say(parts(this.kept).text, true);
@@ -72,6 +76,10 @@ export class Answer {
   stop() { this.abort?.abort(); }
 
   take(chunk) {
+    if (chunk.prompt_progress) {
+      this.progress = chunk.prompt_progress;
+      this.showSoon();
+    }
     const choice = chunk.choices?.[0];
     if (!choice) return;
     const content = choice.delta?.content ?? "";
@@ -82,7 +90,8 @@ export class Answer {
       this.kept.content += content;
       this.kept.reasoning += reasoning;
     }
-    this.kept.ending = choice.finish_reason ?? this.kept.ending;
+    const { cause } = choice.pyfly ?? {}; // tells more than finish_reason, and comes before it
+    this.kept.ending ??= (cause in ENDINGS ? cause : choice.finish_reason) ?? null;
     const offset = this.nBefore ? this.records[this.nBefore - 1].round + 1 : 0;
     for (const record of tokens.recordsOf(choice.pyfly?.tokens ?? [], reasoning + content)) {
       this.records.push({ ...record, round: record.round + offset });
@@ -111,9 +120,15 @@ export class Answer {
     markdown.show(this.text, text);
     this.box.classList.toggle("recorded", this.records.length > 0);
     if (this.records.length && document.body.classList.contains("drafts")) tokens.show(this.tokens, this.records);
-    this.numbers.textContent = this.isRunning && !this.first ? "reading the prompt …" : this.counts().join(" · ");
-    this.goOn.hidden = !(this.kept.ending in ENDINGS) || this.isEmpty;
+    this.numbers.textContent = this.isRunning && !this.first ? this.wait() : this.counts().join(" · ");
+    this.goOn.hidden = !CONTINUED.includes(this.kept.ending) || this.isEmpty;
     this.box.dispatchEvent(new Event("grown", { bubbles: true }));
+  }
+
+  /** What the server does before the first token. */
+  wait() {
+    if (!this.progress) return "waiting for the server …";
+    return `reading the prompt: ${whole(this.progress.processed)} of ${whole(this.progress.total)} tokens`;
   }
 
   counts() {

@@ -1,9 +1,10 @@
 // Chats, kept in the browser: each under a key of its own, so that two tabs do not overwrite each other's.
 //
 //   chat = { id, title, changed, turns: [{ user, answers: [answer], chosen }] }
-//   answer = { gate, content, reasoning, ending }   ending: as finish_reason, or "stopped" or "failed"
+//   answer = { gate, content, reasoning, ending }   ending: why, as in answer.js, or as finish_reason
 
 const PREFIX = "pyfly.chat.";
+const OPEN = "pyfly.open"; // in the storage of the tab
 
 export function create() {
   const id = Date.now().toString(36) + Math.random().toString(36).slice(2, 8);
@@ -40,6 +41,20 @@ export function keep(chat) {
 
 export function remove(chat) {
   try { localStorage.removeItem(PREFIX + chat.id); } catch { /* was not kept */ }
+}
+
+/** Notes, as the tab is left, which chat it shows, the text of its message box, and which turn that text replaces. */
+export function leave(chat, message, edited) {
+  try { sessionStorage.setItem(OPEN, JSON.stringify({ id: chat.id, message, edited })); } catch { /* a new chat, then */ }
+}
+
+/** What the tab was left with, { chat, message, edited }. `chat`: null if it was not kept. */
+export function left() {
+  let noted = null;
+  try { noted = JSON.parse(sessionStorage.getItem(OPEN)); } catch { /* nothing */ }
+  const { id, message = "", edited = null } = noted ?? {};
+  const chat = list().find(kept => kept.id === id) ?? null;
+  return { chat, message, edited: chat && edited < chat.turns.length ? edited : null };
 }
 
 /** The chat as Markdown. */

@@ -17,11 +17,19 @@ export function button(text, onClick, label = text) {
   return made;
 }
 
-/** A button that copies what `text()` returns. */
+/** A button that copies what `text()` returns, and shows for two seconds whether it did; a screen reader hears it. */
 export function copyButton(text, label) {
+  let timer;
+  const show = (made, words, done) => {
+    made.textContent = words || "Copy";
+    made.classList.toggle("done", done);
+    $("told").textContent = words;
+  };
   return button("Copy", async made => {
-    made.textContent = await copy(text()) ? "Copied" : "Not copied";
-    setTimeout(() => { made.textContent = "Copy"; }, 1500);
+    const done = await copy(text());
+    show(made, done ? "Copied" : "Not copied", done);
+    clearTimeout(timer);
+    timer = setTimeout(show, 2000, made, "", false);
   }, label);
 }
 
@@ -49,7 +57,7 @@ export function download(name, text) {
   setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
 }
 
-/** Shows a failure above the message box; empty: none. */
+/** Shows a failure above the message box, the only place, until the box changes; empty: none. */
 export function alertOf(text) {
   $("alert").hidden = !text;
   $("alert").textContent = text;

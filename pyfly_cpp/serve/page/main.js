@@ -7,25 +7,35 @@ import * as settings from "./settings.js";
 import { hideTip, markParting } from "./tokens.js";
 
 let model = null;
+let connecting = null;
 let chat = chats.create();
 const shown = []; // of each turn: { place, answers }
 let edited = null; // the index of the turn that the message box replaces
+let unanswered = null; // what was sent and has no answer yet: { user, chat, edited }, the latter two as before
 
 const running = () => shown.flatMap(turn => turn.answers).filter(answer => answer.isRunning);
 const isBusy = () => document.body.classList.contains("busy");
 
 /* ---- The server ---- */
 
-async function connect() {
+/** Has the page know what is served. Called again while the server is being asked, waits for that. */
+function connect() {
+  connecting ??= describe().finally(() => { connecting = null; });
+  return connecting;
+}
+
+async function describe() {
   try {
     const described = await describeModel();
     model = described.id;
     $("locked").hidden = true;
     $("model").textContent = [model, described.pyfly?.drafters?.join(" and ")].filter(Boolean).join(", drafted by ");
+    alertOf("");
     settings.fit(described, await describeFields());
   } catch (error) {
-    $("model").textContent = error.message;
+    $("model").textContent = "not connected";
     $("locked").hidden = error.status !== 401;
+    alertOf(error.message);
   }
 }
 
@@ -128,7 +138,9 @@ async function write(answers, body) {
   const own = chat;
   alertOf("");
   busy(true);
-  const failures = await Promise.all(answers.map(one => one.run({ model, ...settings.fields(), ...body })));
+  if (model === null) await connect();
+  const request = { model, ...settings.fields(answers.length), ...body };
+  const failures = await Promise.all(answers.map(one => one.run(request)));
   busy(false);
   const failure = failures.find(one => one !== null);
   if (failure?.status === 401) $("locked").hidden = false;
@@ -142,7 +154,7 @@ async function write(answers, body) {
 async function answer() {
   const i = chat.turns.length - 1;
   const turn = chat.turns[i];
-  Object.assign(turn, { answers: settings.rules().map(empty), chosen: 0 });
+  Object.assign(turn, { answers: settings.gates().map(empty), chosen: 0 });
   showTurns(i);
   const { answers } = shown[i];
   const isWritten = await write(answers, { messages: messagesFor(i) });
@@ -168,7 +180,10 @@ async function send() {
   chat.turns.push({ user });
   const own = chat;
   setBox("");
-  if (await answer()) return;
+  unanswered = { user, chat: before.chat, edited: before.edited };
+  const isWritten = await answer();
+  unanswered = null;
+  if (isWritten) return;
   if (own !== chat) { // another one was opened meanwhile
     keep(own);
     return;
@@ -246,7 +261,7 @@ function showColumn(is) {
 }
 
 $("form").addEventListener("submit", event => { event.preventDefault(); send(); });
-$("prompt").addEventListener("input", fitBox);
+$("prompt").addEventListener("input", () => { fitBox(); alertOf(""); });
 $("prompt").addEventListener("keydown", event => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); $("form").requestSubmit(); }
 });
@@ -271,8 +286,20 @@ document.addEventListener("grown", () => {
   const scroll = $("scroll");
   if (scroll.scrollHeight - scroll.scrollTop - scroll.clientHeight < 160) scroll.scrollTop = scroll.scrollHeight;
 });
-addEventListener("pagehide", () => { if (running().some(one => !one.isEmpty)) chats.keep(chat); });
+
+// A reload comes back to the same chat: an answer with text was stopped then, and a message without one was not sent.
+addEventListener("pagehide", () => {
+  const writing = running();
+  for (const one of writing) one.kept.ending = "stopped";
+  const typed = $("prompt").value;
+  const isWritten = writing.some(one => !one.isEmpty);
+  if (isWritten) chats.keep(chat);
+  if (isWritten || !unanswered) chats.leave(chat, typed, edited);
+  else chats.leave(unanswered.chat, [unanswered.user, typed].filter(Boolean).join("\n\n"), unanswered.edited);
+});
 addEventListener("storage", showChats);
 
-showChats();
+const left = chats.left();
+open(left.chat ?? chat);
+if (left.message) setBox(left.message, left.edited);
 connect();

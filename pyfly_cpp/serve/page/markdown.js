@@ -50,6 +50,32 @@ function renderBlock(block) {
   return made;
 }
 
+/** The parts [begin, end) of a text in Markdown that are code: blocks between fences, with these, and `code` in a line. */
+export function codeOf(text) {
+  const found = [];
+  let fence = null; // what opened the block that a line stands in
+  let begin = 0; // of the block
+  let at = 0; // of the line
+  for (const line of text.split("\n")) {
+    const end = at + line.length;
+    const [, marks, rest] = /^[\s>]*(?:(?:[-*+]|\d+[.)])\s+)?(`{3,}|~{3,})(.*)$/.exec(line) ?? [];
+    if (fence) {
+      const closes = marks?.startsWith(fence) && !rest.trim();
+      if (closes) { found.push([begin, end]); fence = null; }
+    } else if (marks && !(marks[0] === "`" && rest.includes("`"))) {
+      fence = marks;
+      begin = at;
+    } else {
+      for (const { index, 0: code } of line.matchAll(/(?<!`)(`+)(?!`).*?(?<!`)\1(?!`)/g)) {
+        found.push([at + index, at + index + code.length]);
+      }
+    }
+    at = end + 1;
+  }
+  if (fence) found.push([begin, text.length]);
+  return found;
+}
+
 /** Shows Markdown in a place. Blocks that are shown already stay as they are, with what is selected in them. */
 export function show(place, text) {
   const blocks = marked.lexer(text).filter(block => block.type !== "space");

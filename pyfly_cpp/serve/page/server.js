@@ -1,7 +1,9 @@
 // What the page asks of the server.
 
+const keyOf = () => sessionStorage.getItem("key");
+
 function headers() {
-  const key = sessionStorage.getItem("key");
+  const key = keyOf();
   return { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
 }
 
@@ -24,6 +26,7 @@ async function ask(path, options = {}) {
   if (response.ok) return response;
   let message = `The server answered ${response.status}.`;
   try { message = (await response.json()).error.message; } catch { /* no JSON */ }
+  if (response.status === 401 && !keyOf()) message = "The server asks for an API key: enter it above.";
   throw new Refused(message, response.status);
 }
 

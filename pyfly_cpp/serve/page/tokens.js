@@ -1,5 +1,6 @@
 // The tokens of an answer, by how they were produced, and the tip of the one under the pointer or the focus.
 import { $, element } from "./dom.js";
+import { codeOf } from "./markdown.js";
 
 const ORIGINS = { matched: "drafted, and the target's choice", loose: "drafted and loosely accepted", target: "the target's own", earlier: "from an earlier visit" };
 const visible = text => text.replaceAll(" ", "␣").replaceAll("\n", "↵").replaceAll("\t", "⇥") || "(part of a character)";
@@ -11,7 +12,7 @@ export function recordsOf(tokens, content) {
   return tokens.map((token, i) => ({ ...token, shown: adds ? token.text : i === tokens.length - 1 ? content : "" }));
 }
 
-/** Appends the records that a place does not show yet. */
+/** Appends the records that a place does not show yet, and has those that are code look so. */
 export function show(place, records) {
   for (let i = place.querySelectorAll(".token").length; i < records.length; i++) {
     const record = records[i];
@@ -26,6 +27,18 @@ export function show(place, records) {
     span.tabIndex = i ? -1 : 0; // one stop of the Tab key; arrows continue from there
     span.record = record;
     place.append(span);
+  }
+  showCode(place);
+}
+
+function showCode(place) {
+  const left = codeOf(place.textContent);
+  let at = 0;
+  for (const one of place.children) {
+    const n = one.textContent.length; // 0: a rejected draft, which looks like what stands in its place
+    while (left.length && left[0][1] <= at) left.shift();
+    one.classList.toggle("code-token", left.length > 0 && left[0][0] < at + (n || 1));
+    at += n;
   }
 }
 
