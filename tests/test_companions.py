@@ -405,7 +405,8 @@ def test_the_command(target, tiny_draft, tiny_qwen35, capsys, monkeypatch):
     code, out, err = run(named)
     assert code == 0
     assert out.splitlines() == ["* draft.gguf   2.4 MB   22%  a draft model"]
-    assert "Published for Qwen3 (639.4 MB, Apache-2.0):\n  pyfly-cpp models fetch hf:Qwen/Qwen3-0.6B-GGUF:Q8_0" in err
+    published = "Published draft for Qwen3 (639.4 MB, Apache-2.0):"
+    assert f"{published}\n  pyfly-cpp models fetch hf:Qwen/Qwen3-0.6B-GGUF:Q8_0" in err
     shown = json.loads(run(named, "--json")[1])
     assert shown["here"][0]["path"] == str(target.parent / "draft.gguf")
     assert shown["published"]["family"] == "Qwen3"

@@ -28,7 +28,7 @@ _COMMANDS = {
     "eval": ("evaluate", "Measure the quality of answers, and the speed, on a task."),
     "explain": ("explain", "Write a page that shows how each token was produced."),
     "heads": ("heads_command", "Train a head that drafts for a model."),
-    "doctor": ("doctor", "Show versions and devices, and whether a model and a draft fit."),
+    "doctor": ("doctor", "Show versions and devices, and whether a draft suits a model."),
     "models": ("models_command", "List, fetch, pair and remove models, or make a draft of one."),
 }
 """For each command its module in this package, imported when the command is used, and its line in the help."""

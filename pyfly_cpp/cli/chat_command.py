@@ -74,7 +74,7 @@ _KEYS = (
 )
 @MODEL_ARGUMENT
 @click.option("--system", type=TEXT, metavar="TEXT", help="System prompt.")
-@click.option("--show-drafts", is_flag=True, help="Mark how each token was produced, and rejected drafts.")
+@click.option("--show-drafts", is_flag=True, help="Mark each token by how it was produced, and show rejected drafts.")
 @shared_options
 def command(options: Options, system: str | None, show_drafts: bool) -> None:
     """Talk to a model. /help lists the commands inside. Piped input is read as one message a line; three quotes open

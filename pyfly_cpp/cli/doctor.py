@@ -55,7 +55,7 @@ _VOCABULARIES = {
 }
 
 
-HELP = """Show versions and devices, also of RPC servers, and whether a model and a draft fit. Exit code 1 if they do
+HELP = """Show versions and devices, also of RPC servers, and whether a draft suits a model. Exit code 1 if it does
 not, or if a server does not answer.
 
 \b
@@ -72,7 +72,7 @@ options under `Model and machine` (--help-all), except for --rpc."""
 @click.command(
     "doctor",
     cls=HeadedCommand,
-    short_help="Show versions and devices, and whether a model and a draft fit.",
+    short_help="Show versions and devices, and whether a draft suits a model.",
     help=HELP,
 )
 @MODEL_ARGUMENT

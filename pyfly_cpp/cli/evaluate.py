@@ -54,8 +54,8 @@ _OPTIONS = [
     click.option("--data", metavar="FILE",
                  help="Items, JSONL.  [default: from the hub, through the package `datasets`]"),
     more("--examples", metavar="FILE", help="Worked examples, JSONL; with --few-shot alone, from the hub."),
-    number("--few-shot", declare=more, kind=Int(0), help="Worked examples before each item.  [default: the task's "
-           "convention with --examples, else 0]"),
+    number("--few-shot", declare=more, kind=Int(0), help="Worked examples before each item.  [default: with "
+           "--examples the task's usual number, else 0]"),
     click.option("-s", "--setting", "settings", multiple=True, metavar="TEXT",
                  help="A setting to compare; can be repeated."),
     more("--without-plain", is_flag=True,
@@ -72,8 +72,8 @@ _OPTIONS = [
            "most. The speeds are then the throughput of all."),
     click.option("--allow-code-execution", is_flag=True, help="Let humaneval and mbpp run code that the model writes."),
     more("--containment", type=click.Choice(get_args(Containment)), default="bubblewrap",
-         help="Sandbox for these programs; none: only limits on time and memory, so they can read and change your "
-         "files, and reach the network."),
+         help="Sandbox for code that the model wrote; none: only limits on time and memory, so it can read and change "
+         "your files, and reach the network."),
     number("--needle-words", declare=more, kind=Int(1), default=800, help="Length of a haystack."),
     number("--needle-values", declare=more, kind=Int(1), default=4, help="Values hidden in it."),
     more("--json", "as_json", is_flag=True, help="Print the table as JSON."),

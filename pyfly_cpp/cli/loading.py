@@ -314,7 +314,7 @@ _HOW: dict[str, Declared] = {
                        "of `doctor`, or HOST:PORT of an RPC server; none: the CPU.  [default: those of --rpc, and the "
                        "GPUs]"),
     "tensor_split": machine("--tensor-split", metavar="X,...", type=SHARES,
-                            help="Shares of the model for the devices, in their order."),
+                            help="Share of the model for each device, in the order of --devices."),
     "kernels": machine("--kernels", type=click.Choice(kernels.CHOICES), help="Kernels on the CPU: auto, ours unless "
                        f"they are slower here, or stock, llama.cpp's.  [default: {kernels.VARIABLE}, or auto]"),
     "flash_attn": machine("--flash-attn/--no-flash-attn", default=None,
@@ -323,7 +323,7 @@ _HOW: dict[str, Declared] = {
                       help="Type of the K cache.  [default: f16]"),
     "type_v": machine("--cache-type-v", "type_v", type=click.Choice(list(CACHE_WORDS)),
                       help="Type of the V cache; a quantised one turns --flash-attn on.  [default: f16]"),
-    "lora_path": machine("--lora", "lora_path", metavar="FILE", help="LoRA adapter of the model."),
+    "lora_path": machine("--lora", "lora_path", metavar="FILE", help="LoRA adapter for the model."),
     "verbose": machine("--verbose", is_flag=True, help="Show llama.cpp's log."),
 }  # fmt: skip
 """How a model is loaded, by the arguments of `FlyLlama`."""

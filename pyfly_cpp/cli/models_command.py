@@ -196,7 +196,7 @@ def _show_companions(path: Path, as_json: bool) -> None:
     if not has_head and not here:
         click.echo("No file on this machine fits it as a draft.")
     if has_head or here:
-        note("* used by --drafter auto; the percentage is the share of the model's size")
+        note("* used by --drafter auto; percentages: size relative to the model")
     _show_published(published, as_json)
     if not has_head:
         _suggest_own_draft(shlex.quote(str(path)))
@@ -217,7 +217,7 @@ def _show_published(published: Pair | None, as_json: bool) -> None:
         note(f"{published.family}: {published.note}")
     else:
         size = in_words(published.size)
-        note(f"Published for {published.family} ({size}, {published.licence}):")
+        note(f"Published draft for {published.family} ({size}, {published.licence}):")
         click.echo(f"  pyfly-cpp models fetch {published.draft}", err=True)
 
 

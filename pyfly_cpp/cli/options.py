@@ -195,8 +195,8 @@ SAMPLING_OPTIONS = [
 
 _OPTIONS: list[Declared] = [
     acceptance("--gate", type=GATE,
-               help=f"{examples(combined=False)}. exact: same answer as without drafts, also with a temperature. "
-               "stochastic: same probabilities. All others can change answers. With a guard: "
+               help=f"{examples(combined=False)}. exact: the same answer as without drafts, also when sampling. "
+               "stochastic: same probabilities. All others can change answers. Several at once: "
                "all(margin:0.3,exact-first:8).  [default: the preset's, or exact]"),
     *map(_sampling_option, _SAMPLING),
     drafting("--adaptive/--no-adaptive", default=None,

@@ -30,7 +30,7 @@ def load(path: Path, llm: FlyLlama) -> None:
         return
     header, content = _read(path)
     if header.get("of") != _identity(llm):
-        note(f"({path} keeps the prompt of another model, other settings or another release; it will be written anew)")
+        note(f"({path} was saved with another model, release or other settings, and will be overwritten)")
         return
     n_bytes = len(content) - sum(size for _, size in header["kept"])
     state, kept = content[:n_bytes], []

@@ -377,7 +377,10 @@ class Fit:
         head = self.head.state_dict() if self._best_head is None else self._best_head
         weights = {name: tensor.cpu().numpy() for name, tensor in head.items()}
         if not all(np.isfinite(array).all() for array in weights.values()):
-            raise NotFiniteError("a weight of the head is not a number; download or convert the target again.")
+            raise NotFiniteError(
+                "the head's weights have NaN or infinity, and the target's file may be damaged; download or convert it "
+                "again."
+            )
         return with_adjacent_rope(weights, self.head.shape)
 
     def save(self, path: Path) -> None:

@@ -47,8 +47,8 @@ class BatchLlama(DraftingLlama):
             raise ValueError("a FlyBatch generates text; for embeddings use a FlyLlama with embedding=True.")
         if kwargs.get("chat_handler") is not None:
             raise ValueError(
-                "a FlyBatch takes no chat_handler: those of llama-cpp-python (images, sound) need a context of their "
-                "own; use a FlyLlama."
+                "a FlyBatch takes no chat_handler, because llama-cpp-python's handlers of images and sound need a "
+                "context of their own; use a FlyLlama."
             )
         if str(kwargs.get("chat_format")).startswith("functionary"):
             raise ValueError(

@@ -172,7 +172,9 @@ class Flips:
 def flips(baseline: Sequence[bool], other: Sequence[bool]) -> Flips:
     """Counts flips; the two sequences are of the same items in the same order."""
     if len(baseline) != len(other):
-        raise ValueError(f"flips need the same items: there are {len(baseline)} and {len(other)}.")
+        raise ValueError(
+            f"flips need the same items, and there are {len(baseline)} and {len(other)}; compare runs of the same."
+        )
     pairs = [(bool(a), bool(b)) for a, b in zip(baseline, other)]
     return Flips(
         pairs.count((True, False)), pairs.count((False, True)), pairs.count((True, True)), pairs.count((False, False))
