@@ -187,7 +187,7 @@ def test_a_prompt_cache(run, tmp_path, monkeypatch):
     assert first["stats"]["prefilled"] > 10 and again["stats"]["prefilled"] == 0 and again["text"] == first["text"]
     assert longer["stats"]["prefilled"] < 10
     assert longer["text"] == json.loads(complete(run, "--json", f"{prompt} And in May?").out)["text"]
-    assert "another model, other settings" in complete(run, "-c", 512, "--prompt-cache", file, prompt).err
+    assert "will be overwritten" in complete(run, "-c", 512, "--prompt-cache", file, prompt).err
     monkeypatch.setattr(llama_cpp, "__version__", "0.1.2")
     assert "another release" in complete(run, "-c", 512, "--prompt-cache", file, prompt).err
     damaged = file.read_bytes()
@@ -217,8 +217,8 @@ def test_a_prompt_cache_of_a_rotated_cache(run, tmp_path, monkeypatch):
     complete(run, "--prompt-cache", file, *q8)
     monkeypatch.setenv("LLAMA_ATTN_ROT_DISABLE", "1")
     other = complete(run, "--prompt-cache", file, *q8)
-    assert "written anew" in other.err and other.out == complete(run, *q8).out
-    assert "written anew" not in complete(run, "--prompt-cache", file, *q8).err
+    assert "overwritten" in other.err and other.out == complete(run, *q8).out
+    assert "overwritten" not in complete(run, "--prompt-cache", file, *q8).err
 
 
 def test_utf8_that_was_read_as_ascii_is_right():
