@@ -251,9 +251,9 @@ def speed(records: Sequence[Loaded], document: Path) -> Table:
                 Cell(group if len(GROUPS[group]) == 1 else f"{group} ({', '.join(own)})"),
                 *(Cell(times(column[group]) if group in column else "", one[3]) for column, one in zip(columns, found)),
             ])  # fmt: skip
-    for record, temperature, rows, sources in found:
+    for record, temperature, _, sources in found:
         if temperature == TEMPERATURES[0]:
-            table.notes.append(conditions(record, sources, document, f", {asked(rows)}"))
+            table.notes.append(conditions(record, sources, document))
     return table
 
 
