@@ -70,9 +70,15 @@ WeightType type_of(const ggml_tensor * weights) {
 
 constexpr int64_t most_f32_outputs = 1024; // routers of experts have fewer; llama.cpp is faster with large matrices
 
+// RWKV 6 multiplies by another shape of this tensor: a view, which is not known where weights are packed, and whose
+// products would be llama.cpp's, of packed bytes.
+bool is_reshaped(const ggml_tensor * weights) {
+    return weights->ne[2] > 1 && std::strstr(weights->name, "time_mix_w2") != nullptr;
+}
+
 // Whether these weights are packed: matrices, or matrices of experts.
 bool can_pack(const ggml_tensor * weights) {
-    return weights->ne[3] == 1 && weights->view_src == nullptr &&
+    return weights->ne[3] == 1 && weights->view_src == nullptr && !is_reshaped(weights) &&
            (weights->type != GGML_TYPE_F32 || weights->ne[1] <= most_f32_outputs) &&
            kernels::products(type_of(weights), 1) != nullptr &&
            kernels::can_pack(type_of(weights), static_cast<size_t>(weights->ne[0]),
