@@ -43,11 +43,6 @@ std::string without_layer(const std::string & name) {
     return out;
 }
 
-// The matrix itself, where it is a view of one.
-const ggml_tensor * whole(const ggml_tensor * matrix) {
-    return matrix->view_src != nullptr ? matrix->view_src : matrix;
-}
-
 } // namespace
 
 std::vector<GraphProduct> graph_products(llama_context * context) {

@@ -70,15 +70,9 @@ WeightType type_of(const ggml_tensor * weights) {
 
 constexpr int64_t most_f32_outputs = 1024; // routers of experts have fewer; llama.cpp is faster with large matrices
 
-// RWKV 6 multiplies by another shape of this tensor: a view, which is not known where weights are packed, and whose
-// products would be llama.cpp's, of packed bytes.
-bool is_reshaped(const ggml_tensor * weights) {
-    return weights->ne[2] > 1 && std::strstr(weights->name, "time_mix_w2") != nullptr;
-}
-
 // Whether these weights are packed: matrices, or matrices of experts.
 bool can_pack(const ggml_tensor * weights) {
-    return weights->ne[3] == 1 && weights->view_src == nullptr && !is_reshaped(weights) &&
+    return weights->ne[3] == 1 && weights->view_src == nullptr &&
            (weights->type != GGML_TYPE_F32 || weights->ne[1] <= most_f32_outputs) &&
            kernels::products(type_of(weights), 1) != nullptr &&
            kernels::can_pack(type_of(weights), static_cast<size_t>(weights->ne[0]),
@@ -194,7 +188,7 @@ class PackedTraits : public TensorTraits {
         const ggml_tensor * weights = op->src[0];
         const size_t words = kernels::most_row_words(type_of(weights), static_cast<size_t>(weights->ne[0]));
         const size_t n = static_cast<size_t>(op->ne[1] * op->ne[2] * op->ne[3]);
-        const size_t n_matrices = static_cast<size_t>(weights->ne[2]);
+        const size_t n_matrices = static_cast<size_t>(weights->ne[2] * weights->ne[3]);
         size = Runs::bytes(n_matrices, n, words);
         if (op->op == GGML_OP_MUL_MAT_ID) {
             size += (n + 2 * n_matrices + 1) * sizeof(int32_t);
@@ -212,17 +206,20 @@ class PackedTraits : public TensorTraits {
     }
 
   private:
-    // Several matrices share the rows' third dimension evenly: each has a run of strips of its own.
+    // Several matrices share the rows' third and fourth dimension evenly: each has a run of strips of its own.
     static void multiply(const ComputeParams & params, ggml_tensor * op) {
         const ggml_tensor *weights = op->src[0], *x = op->src[1];
-        const size_t n_in = static_cast<size_t>(weights->ne[0]), n_matrices = static_cast<size_t>(weights->ne[2]);
+        const size_t n_in = static_cast<size_t>(weights->ne[0]), n_third = static_cast<size_t>(weights->ne[2]),
+                     n_matrices = n_third * static_cast<size_t>(weights->ne[3]);
         const size_t n = static_cast<size_t>(op->ne[1] * op->ne[2] * op->ne[3]), n_each = n / n_matrices;
         const Products & products = *kernels::products(type_of(weights), n_each);
         const auto row_of = [&](size_t matrix,
                                 size_t i) { // number i of those of a matrix, counted over three dimensions
             const size_t ne1 = static_cast<size_t>(op->ne[1]), ne2 = static_cast<size_t>(op->ne[2]);
-            const size_t n_own = ne2 / n_matrices;
-            return static_cast<int64_t>(i % ne1 + ne1 * (matrix * n_own + i / ne1 % n_own + ne2 * (i / ne1 / n_own)));
+            const size_t n_own = ne2 / n_third, n_fourth = static_cast<size_t>(op->ne[3] / weights->ne[3]);
+            const size_t i2 = matrix % n_third * n_own + i / ne1 % n_own;
+            const size_t i3 = matrix / n_third * n_fourth + i / ne1 / n_own;
+            return static_cast<int64_t>(i % ne1 + ne1 * (i2 + ne2 * i3));
         };
         const Runs runs(params.work, products.row_words(n_in));
         std::vector<float> gathered;
@@ -353,13 +350,13 @@ class PackedExtra : public ExtraBufferType {
     bool supports_op(ggml_backend_dev_t, const ggml_tensor * op) override {
         const ggml_tensor *weights = op->src[0], *x = op->src[1];
         if ((op->op != GGML_OP_MUL_MAT && op->op != GGML_OP_MUL_MAT_ID) || weights == nullptr ||
-            !is_packed(weights->buffer) || !can_pack(weights) ||
-            (op->op == GGML_OP_MUL_MAT && x->ne[2] % weights->ne[2] != 0) || x->type != GGML_TYPE_F32 ||
-            (x->buffer != nullptr && !ggml_backend_buffer_is_host(x->buffer))) {
+            !is_packed(whole(weights)->buffer) || !can_pack(whole(weights)) ||
+            (op->op == GGML_OP_MUL_MAT && (x->ne[2] % weights->ne[2] != 0 || x->ne[3] % weights->ne[3] != 0)) ||
+            x->type != GGML_TYPE_F32 || (x->buffer != nullptr && !ggml_backend_buffer_is_host(x->buffer))) {
             return false;
         }
         // llama.cpp asks with an empty buffer where it would put weights.
-        return ggml_backend_buffer_get_size(weights->buffer) > 0 || (taken() >> weights->type & 1) != 0;
+        return ggml_backend_buffer_get_size(whole(weights)->buffer) > 0 || (taken() >> weights->type & 1) != 0;
     }
 
     TensorTraits * get_tensor_traits(const ggml_tensor * op) override {
@@ -370,7 +367,7 @@ class PackedExtra : public ExtraBufferType {
             return are_attended(op->src[0]) && CpuAttention::can_compute(op) ? &attention : nullptr;
         }
         const bool is_ours =
-            (op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID) && is_packed(op->src[0]->buffer);
+            (op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID) && is_packed(whole(op->src[0])->buffer);
         return is_ours ? &traits : nullptr;
     }
 } extra;

@@ -11,6 +11,11 @@
 
 namespace pyfly {
 
+// The tensor itself, where it is a view of one: a graph may count a weight's matrices otherwise (RWKV 6).
+inline const ggml_tensor * whole(const ggml_tensor * tensor) {
+    return tensor->view_src != nullptr ? tensor->view_src : tensor;
+}
+
 class PackedBuffers {
   public:
     // Puts the buffer type into the list, once for the process; ggml calls nothing of it yet that hangs on how it is

@@ -45,8 +45,6 @@ INEXACT: dict[str, Expected] = {
     "minimax-m3-moe": _COMPUTED,
     "plm-dense": _WITHOUT,
     "qwen4exp-moe": Expected("bits", "cannot be computed with", "llama.cpp quantises what must not be"),
-    "rwkv6-dense": _SHAPES,
-    "rwkv6qwen2-dense": _SHAPES,
 }
 """Models whose bits a batch may change, as pyfly-cpp says of them. Those of all others stay the same."""
 

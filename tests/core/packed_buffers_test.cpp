@@ -92,8 +92,8 @@ void test_pages_are_let_go() {
 }
 #endif
 
-// Rows whose third dimension is shared by two matrices.
-void test_several_matrices() {
+// Rows whose third dimension is shared by two matrices, or, where a graph gives the weights another shape, the fourth.
+void test_several_matrices(bool is_reshaped) {
     const Context weights_context = make_context();
     const PackedBuffers::Taking taking(0);
     ggml_tensor * weights = ggml_new_tensor_3d(weights_context.get(), GGML_TYPE_F16, 64, 21, 2);
@@ -104,8 +104,10 @@ void test_several_matrices() {
     }
     ggml_backend_tensor_set(weights, halves.data(), 0, ggml_nbytes(weights));
     const Context context(ggml_init({16 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true}));
-    ggml_tensor * x = ggml_new_tensor_4d(context.get(), GGML_TYPE_F32, 64, 6, 4, 3);
-    ggml_tensor * product = ggml_mul_mat(context.get(), weights, x);
+    ggml_tensor * x = ggml_new_tensor_4d(context.get(), GGML_TYPE_F32, 64, 6, 4, is_reshaped ? 4 : 3);
+    ggml_tensor * shaped = is_reshaped ? ggml_reshape_4d(context.get(), weights, 64, 21, 1, 2) : weights;
+    ggml_tensor * product = ggml_mul_mat(context.get(), shaped, x);
+    check(PackedBuffers::computes(product), "matrices are ours before a graph has a place");
     const Buffer buffer(ggml_backend_alloc_ctx_tensors_from_buft(context.get(), ggml_backend_cpu_buffer_type()));
     std::vector<float> rows(static_cast<size_t>(ggml_nelements(x)));
     for (size_t i = 0; i < rows.size(); i++) {
@@ -121,8 +123,8 @@ void test_several_matrices() {
     ggml_backend_free(backend);
     std::vector<float> out(static_cast<size_t>(ggml_nelements(product)));
     ggml_backend_tensor_get(product, out.data(), 0, ggml_nbytes(product));
-    for (size_t r = 0; r < 6 * 4 * 3; r++) {
-        const size_t matrix = r / 6 % 4 / 2;
+    for (size_t r = 0; r < rows.size() / 64; r++) {
+        const size_t matrix = is_reshaped ? r / (6 * 4) / 2 : r / 6 % 4 / 2;
         for (size_t o = 0; o < 21; o++) {
             double right = 0.0, magnitude = 0.0;
             for (size_t i = 0; i < 64; i++) {
@@ -233,7 +235,8 @@ int main() {
 #ifdef __linux__
     test_pages_are_let_go();
 #endif
-    test_several_matrices();
+    test_several_matrices(false);
+    test_several_matrices(true);
     test_experts();
     test_caches();
     std::printf("%s\n", n_failed == 0 ? "ok" : "failed");
