@@ -296,7 +296,8 @@ _WHAT: list[Declared] = [
                  help="Small GGUF model (with --drafter cross, of any vocabulary), or a head."),
     click.option("--drafter", metavar="WORD", type=DRAFTER, default=AUTO,
                  help=f"What drafts: {written_drafters()}, or none. auto: the preset's, the model's MTP head, --draft "
-                 "or a file on this machine that fits (`models pair`), or prompt lookup, in this order."),
+                 "or a file on this machine that fits (`models pair`), or prompt lookup, with the demo model for far "
+                 "larger models, in this order."),
 ]  # fmt: skip
 
 _HOW: dict[str, Declared] = {

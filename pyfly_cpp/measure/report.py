@@ -69,9 +69,9 @@ def _cells(columns: Sequence[Column], rows: Sequence[Any]) -> Cells:
     return [head for head, _ in columns], [[cell(row) for _, cell in columns] for row in rows]
 
 
-def _setting(rows: Sequence[Any]) -> Column:
+def _setting(rows: Sequence[Any], names_of: Callable[[Iterable[str]], Mapping[str, str]] = short_names) -> Column:
     """The column of the settings' names."""
-    names = short_names(row.setting for row in rows)
+    names = names_of(row.setting for row in rows)
     return "setting", lambda row: names[row.setting]
 
 
@@ -84,8 +84,7 @@ def bench_names(settings: Iterable[str], chat: str = "") -> dict[str, str]:
 
 def _of_bench(rows: Sequence[Any], chat: str = "") -> Column:
     """The column of the settings' names in a benchmark."""
-    names = bench_names((row.setting for row in rows), chat)
-    return "setting", lambda row: names[row.setting]
+    return _setting(rows, lambda settings: bench_names(settings, chat))
 
 
 def _of_summary(column: Column, head: str | None = None) -> Column:

@@ -597,12 +597,17 @@ def test_a_key(open_page, batch):
 # ---- Chats -----------------------------------------------------------------------------------------------------------
 
 
-def test_chats_are_kept(open_page):
-    page = open_page()
-    for question in ("About rain?", "About snow?"):
+def fill_chats(page, *questions):
+    """A chat for each question, whose answer is the question in italics."""
+    for question in questions:
         page.locator("#new").click()
         answer_with(page, f"*{question}*")
         ask(page, question)
+
+
+def test_chats_are_kept(open_page):
+    page = open_page()
+    fill_chats(page, "About rain?", "About snow?")
     page.reload()
     titles = page.locator("#chat-list .title")
     assert titles.all_inner_texts() == ["About snow?", "About rain?"]
@@ -626,10 +631,7 @@ def test_chats_are_kept(open_page):
 
 def test_a_reload_comes_back_to_the_same_chat(open_page):
     page = open_page()
-    for question in ("About rain?", "About snow?"):
-        page.locator("#new").click()
-        answer_with(page, f"*{question}*")
-        ask(page, question)
+    fill_chats(page, "About rain?", "About snow?")
     page.locator("#chat-list .title").last.click()
     page.locator("#prompt").fill("And of")
     page.reload()
