@@ -62,7 +62,7 @@ def _as_text(i: int, message: Any) -> Any:
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
         if kind != "text" or not isinstance(part.get("text"), str):
             raise ValueError(
-                f"messages[{i}] has a part of the type {kind!r}, but this model's chat format takes only text; remove "
+                f"messages[{i}] has a part of the type {kind!r}, but this model's chat format takes text only; remove "
                 "that part, or load a FlyLlama with a chat_handler of llama_cpp.llama_chat_format for images."
             )
         texts.append(part["text"])
