@@ -1,7 +1,7 @@
 """Tokens a second as shipped, against plain stock llama-cpp-python: `llama_cpp.Llama` with llama.cpp's own kernels.
 
     python benchmarks/end_to_end.py --model MODEL [-n 96] [--per-kind 2] [--kinds edit,chat,...] [--temperature 0,0.7]
-        [--sides llama.cpp,plain,lookup,auto] [--threads N] [--record FILE.json.gz]
+        [--sides llama.cpp,plain,lookup,auto] [--head FILE] [--threads N] [--record FILE.json.gz]
 
 Every side answers prompts of what people do (`prompts/`), governed and exact, in a process of its own (`sides.py`), one
 after the other, so that whatever else the machine does slows all alike. Another side begins each time, and each has
@@ -22,6 +22,7 @@ from contextlib import ExitStack
 from statistics import geometric_mean
 from typing import Any
 
+import side
 from common import add_record, markdown, model_parser, print_machine, record
 from sides import Answered, Side, middle
 from task_prompts import KINDS, TaskPrompt, pick
@@ -46,13 +47,14 @@ def ask(
     temperature: float,
     n_ctx: int,
     threads: int,
+    head: str | None = None,
 ) -> list[Row]:
     """What each side answers to each prompt, up to n tokens. One of the sides must be ours: it makes tokens of the
-    prompts."""
+    prompts. `head`: the file of sides with a head."""
     rows = []
     with ExitStack() as stack:
-        sides = [stack.enter_context(Side(name, model, n_ctx, threads)) for name in names]
-        ours = next(one for one in sides if one.name in (PLAIN, "lookup", "auto"))
+        sides = [stack.enter_context(Side(name, model, n_ctx, threads, head=head)) for name in names]
+        ours = next(one for one in sides if one.name in side.OURS)
         for one in sides:
             one.answer(ours.prompt([{"role": "user", "content": "Say hello."}]), 8)
         for i, prompt in enumerate(prompts):
@@ -114,6 +116,7 @@ def main() -> None:
     parser.add_argument("--prompts", metavar="FILE", help="another set of prompts, JSONL")
     parser.add_argument("--temperature", default="0", help="one or several, such as 0,0.7 (default 0)")
     parser.add_argument("--sides", default=",".join(NAMES), help="of those of side.py; llama.cpp is one of them")
+    parser.add_argument("--head", metavar="FILE", help="a trained head's, for the sides lookup+head and auto+head")
     parser.add_argument("--n-ctx", type=int, default=CONTEXT)
     add_record(parser)
     given = parser.parse_args()
@@ -127,7 +130,7 @@ def main() -> None:
     measured = {
         f"{temperature:g}": ask(
             given.model, prompts, names=given.sides.split(","), n=given.n, temperature=temperature, n_ctx=given.n_ctx,
-            threads=given.threads,
+            threads=given.threads, head=given.head,
         )
         for temperature in map(float, given.temperature.split(","))
     }  # fmt: skip

@@ -1,6 +1,6 @@
 """One side of `sides.py`: `python side.py NAME`, lines of JSON in and out.
 
-The first line has the arguments of `llama_cpp.Llama`. Each other line has messages, answered by the tokens of a chat,
+The first line has the arguments of `llama_cpp.Llama`, and for a side with a head its file as `head`. Each other line has messages, answered by the tokens of a chat,
 or a prompt, answered by its tokens, the seconds to the first and in all, and what FlyLlama counted meanwhile (null for
 a stock side). Plain llama-cpp-python imports nothing of ours.
 """
@@ -19,8 +19,8 @@ from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 STOCK = {"llama.cpp": None, "flash": None, "stock lookup": 10, "stock lookup 2": 2}
 """Plain `llama_cpp.Llama`: as it is, with flash attention, and with its own prompt lookup, which drafts so many tokens.
 10 is its default, and 2 its documentation's advice for CPUs."""
-OURS = ("plain", "lookup", "auto")
-"""FlyLlama without drafts, with prompt lookup, and as it ships; exact and governed."""
+OURS = ("plain", "lookup", "auto", "lookup+head", "auto+head")
+"""FlyLlama without drafts, with prompt lookup, as it ships, and with a head besides these; exact and governed."""
 
 
 def load(name: str, options: dict[str, Any]) -> Any:
@@ -30,8 +30,14 @@ def load(name: str, options: dict[str, Any]) -> Any:
             options = {"draft_model": LlamaPromptLookupDecoding(num_pred_tokens=n), "logits_all": True, **options}
         return llama_cpp.Llama(flash_attn=name == "flash", **options)
     from pyfly_cpp import FlyLlama, PromptLookup
+    from pyfly_cpp.decoding.resolve import drafter_of_file, resolve
 
-    drafter = dict(zip(OURS, (None, PromptLookup(), "auto")))[name]
+    head = options.pop("head", None)
+    first, _, with_head = name.partition("+")
+    drafter: Any = {"plain": None, "lookup": PromptLookup(), "auto": "auto"}[first]
+    if with_head:
+        model = options["model_path"]
+        drafter = [*resolve(model, drafter).drafters, drafter_of_file(model, head)]
     return FlyLlama(drafter=drafter, **options)
 
 

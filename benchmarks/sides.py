@@ -36,9 +36,18 @@ class Answered(NamedTuple):
 class Side(Child):
     """One of side.STOCK and side.OURS, as a process."""
 
-    def __init__(self, name: str, model: str, n_ctx: int, threads: int, cache: str = "f16") -> None:
+    def __init__(
+        self, name: str, model: str, n_ctx: int, threads: int, cache: str = "f16", head: str | None = None
+    ) -> None:
+        """`head`: the file of the sides with a head."""
         self.name = name
-        options = {"model_path": model, "n_ctx": n_ctx, "n_threads": threads, "n_threads_batch": threads}
+        options: dict[str, Any] = {
+            "model_path": model, "n_ctx": n_ctx, "n_threads": threads, "n_threads_batch": threads
+        }  # fmt: skip
+        if name.endswith("+head"):
+            if head is None:
+                raise SystemExit(f"the side {name} needs a head; name its file with --head.")
+            options["head"] = head
         kind = CACHE_WORDS[cache]
         super().__init__(side.__file__, [name], {**options, "type_k": kind, "type_v": kind, "verbose": False})
 
