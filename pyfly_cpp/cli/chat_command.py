@@ -200,19 +200,15 @@ class ChatLoop:
         elif not llm.can_speculate:
             note("this model's memory cannot be rolled back: plain decoding, without speculation")
         else:
-            names = [str(drafter) for drafter in llm.resolved.drafters]
-            guess = "guesses" if len(names) == 1 else "guess"
-            when = " when that is faster" if llm.adaptive else ""
-            note(
-                f"drafter: {' and '.join(names)} {guess} the next tokens{when}, and the model checks them "
-                f"({llm.drafter_reason})"
-            )
+            names = " and ".join(str(drafter) for drafter in llm.resolved.drafters)
+            when = ", used when that is faster" if llm.adaptive else ""
+            note(f"drafter: {names}{when} ({llm.drafter_reason})")
 
     def _show_gate(self) -> None:
         gate = self._llm.gate
         if gate.is_lossless:
             same = "have the same probabilities" if gate.draws else "are the same"
-            note(f"gate: {gate}. Only guesses that the model agrees with are kept: answers {same} as without guesses.")
+            note(f"gate: {gate}. Only drafts that the model agrees with are kept: answers {same} as without drafts.")
             return
         window = self._llm.window
         note(f"gate: {gate}, window: {window if window.size > 0 else 'none'}")

@@ -173,6 +173,15 @@ class Stats:
         """Seconds of reading a prompt, to the end of the first step; mean of all answers, NaN before the first."""
         return self.seconds_prefill / self.beginnings if self.beginnings else math.nan
 
+    def __repr__(self) -> str:
+        """The fields that have counted something, without the governor's estimates; `as_dict` has all."""
+        shown = []
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if one.name != "governor" and value != one.default and value == value:  # NaN is not equal to itself
+                shown.append(f"{one.name}={value:.4g}" if isinstance(value, float) else f"{one.name}={value!r}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
     def as_dict(self) -> dict[str, object]:
         """All fields and derived figures, fit for JSON; NaN becomes None."""
         out: dict[str, object] = asdict(self)

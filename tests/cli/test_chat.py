@@ -584,7 +584,7 @@ def test_presets_and_drafters_change_in_a_chat(run):
     result = run("chat", "-m", TARGET, "-t", 1, "-n", 8, stdin=lines)
     assert f"gate: {load_preset('fast').decoding.gate}," in result.err and result.err.count("Error: ") == 2
     assert "no drafter (/drafter none)" in result.err
-    assert result.err.count("draft model tiny-llama-draft-f16.gguf guesses") == 2
+    assert result.err.count("drafter: draft model tiny-llama-draft-f16.gguf") == 2
 
 
 def test_an_option_of_the_first_drafter_is_no_obstacle_to_another(run):
