@@ -96,9 +96,7 @@ class Placement:
         here = [device for device in local_devices() if device.kind in (GPU, INTEGRATED_GPU)]
         found = [device for device in here if device.name == name]
         if not found:
-            known = (
-                f"this machine's are {', '.join(d.name for d in here)}" if here else "this machine has only the CPU"
-            )
+            known = f"this machine's are {', '.join(d.name for d in here)}" if here else "this machine has only the CPU"
             raise ValueError(f"there is no device {name!r}; {known}, and those of an RPC server are written HOST:PORT.")
         return found
 
