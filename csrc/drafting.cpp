@@ -39,7 +39,8 @@ std::vector<int32_t> Drafting::draft_max(const int32_t * draft_max) const {
 
 void Drafting::configure(bool is_adaptive, std::vector<BatchDrafter> drafters) {
     if (drafters.size() > PYFLY_MAX_DRAFTERS) {
-        throw Error(PYFLY_STATUS_INVALID, "at most " + std::to_string(PYFLY_MAX_DRAFTERS) + " drafters work together");
+        throw Error(PYFLY_STATUS_INVALID,
+                    "at most " + std::to_string(PYFLY_MAX_DRAFTERS) + " drafters can be combined");
     }
     const int32_t n_slots = static_cast<int32_t>(requests_.size());
     for (const BatchDrafter & d : drafters) {
@@ -47,7 +48,7 @@ void Drafting::configure(bool is_adaptive, std::vector<BatchDrafter> drafters) {
         if (d.drafter->n_slots() < n_slots) {
             throw Error(PYFLY_STATUS_INVALID, "a drafter for " + std::to_string(d.drafter->n_slots()) +
                                                   " requests cannot serve " + std::to_string(n_slots) +
-                                                  "; open it beside this target");
+                                                  "; open one for this target");
         }
     }
     const bool is_same =

@@ -77,7 +77,7 @@ void Sequence::resume(size_t n_keep, const int32_t * tokens, size_t n_tokens) {
         return static_cast<size_t>(r.position) + 1 == n_keep;
     });
     if (!is_active_ || !config_.resumable || record == records.end()) {
-        throw Error(PYFLY_STATUS_INVALID, "a sequence goes on only behind a token that its last step committed");
+        throw Error(PYFLY_STATUS_INVALID, "a sequence continues only after a token that its last step committed");
     }
     const std::vector<int32_t> & old = transcript_.history();
     std::vector<int32_t> history(old.begin(), old.begin() + static_cast<std::ptrdiff_t>(n_keep));

@@ -65,7 +65,7 @@ class NativeError(PyflyError):
 
 
 class RpcError(NativeError):
-    """An RPC server is not there, or speaks another version of the protocol."""
+    """An RPC server cannot be reached, or speaks another version of the protocol."""
 
 
 class NotFiniteError(PyflyError):

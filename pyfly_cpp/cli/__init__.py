@@ -75,7 +75,7 @@ class _Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and args[0] not in _COMMANDS:
             if args[0] in _GONE:
-                ctx.fail(f"The command {args[0]} is no longer there: {_GONE[args[0]]}.")
+                ctx.fail(f"The command {args[0]} was removed: {_GONE[args[0]]}.")
             hint = did_you_mean(args[0], _COMMANDS) or f" Commands: {', '.join(_COMMANDS)}."
             ctx.fail(f"No such command {args[0]!r}.{hint}")
         return super().resolve_command(ctx, args)

@@ -57,7 +57,7 @@ Example:
 
 Prompts: a .txt file with one on each line, or JSONL with `prompt` or `turns`, and optionally `category` (Spec-Bench's
 format); by default, twelve built-in ones. With a --temperature, each prompt of each pass has its own seed, from --seed
-on, the same for all settings. --sweep measures thresholds of one gate, and how far outputs stray from exact ones. It
+on, the same for all settings. --sweep measures thresholds of one gate, and how much outputs differ from exact ones. It
 chooses none: name one for the preset, or say how much of an answer may change. Each measurement is saved immediately:
 run the same command (without --force) to resume. Speed is only half of the truth: `pyfly-cpp eval` measures the other
 half. Close other programs first: a single busy one makes every number wrong."""
@@ -68,27 +68,27 @@ _OPTIONS = [
                  help="A setting to measure; can be repeated."),
     thresholds("--sweep", "swept", type=Written("sweep", read_sweep), metavar="GATE[:X,X,...]",
                help="Also measure thresholds of one gate: margin, or margin:0.1,0.3,1."),
-    number("--threshold", declare=thresholds, kind=Real(), help="The threshold of --sweep that --write-preset writes."),
-    number("--least-agreement", declare=thresholds, kind=Real(0, 1), help="It writes the fastest threshold that agrees "
-           "with exact this much and is surely faster, else exact."),
+    number("--threshold", declare=thresholds, kind=Real(), help="The --sweep threshold that --write-preset writes."),
+    number("--least-agreement", declare=thresholds, kind=Real(0, 1), help="Let --write-preset choose: the fastest "
+           "threshold that agrees with exact this much and is clearly faster, or exact."),
     thresholds("--write-preset", "preset_file", metavar="FILE", help="Write one threshold of --sweep as a preset."),
     more("--without-plain", is_flag=True, help="Leave out plain decoding."),
     click.option("--prompts", "prompt_file", metavar="FILE",
                  help="Prompts, .txt or JSONL.  [default: twelve built-in ones]"),
     number("--limit", kind=Int(1), help="Take N prompts, spread evenly over categories."),
-    number("-n", "--max-tokens", kind=Int(2), default=128, help="Longest answer in tokens."),
+    number("-n", "--max-tokens", kind=Int(2), default=128, help="Maximum answer length in tokens."),
     *SAMPLING_OPTIONS,
     number("--repeats", declare=more, kind=Int(1), default=1, help="Passes over the prompts."),
     number("--parallel", "counts", metavar="N,N,...", kind=PARALLEL_COUNTS, help="Measure throughput and latency with "
-           "that many requests at a time, each of --n-ctx tokens, instead of one alone."),
+           "that many requests at a time, each of --n-ctx tokens, instead of one."),
     click.option("-o", "--output", metavar="FILE",
                  help="Write every measurement, with machine, versions and hashes, as JSON."),
     click.option("--details", is_flag=True, help="Also print where the time went, memory, acceptance by depth and "
                  "speed by category; with --parallel, latency."),
-    more("--json", "as_json", is_flag=True, help="Print that instead of the tables."),
+    more("--json", "as_json", is_flag=True, help="Print JSON instead of the tables."),
     more("--markdown", "markdown_file", metavar="FILE", help="Write all tables."),
     more("--plot", "plot_file", metavar="FILE", help="Write a PNG (needs matplotlib)."),
-    more("--force", is_flag=True, help="Overwrite files that exist, and start over."),
+    more("--force", is_flag=True, help="Overwrite existing files, and start over."),
 ]  # fmt: skip
 
 
@@ -128,9 +128,9 @@ def command(
     require_outputs((output, markdown_file, preset_file), force, plot_file)
     if counts:
         if gates:
-            raise ValueError("--sweep measures one request alone; leave out --sweep or --parallel.")
+            raise ValueError("--sweep measures one request at a time; leave out --sweep or --parallel.")
         if plot_file:
-            raise ValueError("--plot shows one request alone; leave out --plot or --parallel.")
+            raise ValueError("--plot is for one request at a time; leave out --plot or --parallel.")
         require_enough(prompts, counts)
     session = open_session(models, chosen, counts[-1] if counts else None)
     sampling = Sampling(temperature, seed)
@@ -216,7 +216,7 @@ def _require_choice(
         raise ValueError("--write-preset needs either --threshold or --least-agreement: no threshold is best for all.")
     if threshold is not None and threshold not in gates:
         known = ", ".join(f"{one:g}" for one in gates)
-        raise ValueError(f"--threshold {threshold:g} is none of those of --sweep, which are {known}.")
+        raise ValueError(f"--threshold {threshold:g} is not among those of --sweep, which are {known}.")
     if least_agreement is not None and len({prompt.unit for prompt in prompts}) < MIN_GROUPS:
         raise ValueError(f"--least-agreement needs at least {MIN_GROUPS} prompts, better 8 to 16: fewer show nothing.")
 

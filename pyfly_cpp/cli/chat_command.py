@@ -430,7 +430,7 @@ class ChatLoop:
         if n_before + n + 8 >= n_ctx:
             before, undo = (f" besides the {n_before} you read before", ", /undo those") if n_before else ("", "")
             raise ValueError(
-                f"{str(path)!r} has {n} tokens{before}, but the context holds {n_ctx}; take a part{undo}, or "
+                f"{str(path)!r} has {n} tokens{before}, but the context holds {n_ctx}; use part of it{undo}, or "
                 "raise --n-ctx."
             )
         self._read = f"{self._read}\n{text}" if self._read else text
@@ -465,5 +465,5 @@ class ChatLoop:
         model = settings.get("model")
         own = shown_name(Path(self._llm.model_path))
         if isinstance(model, str) and model != own:
-            warn(f"It was saved with {model}; it continues with {own}.")
+            warn(f"The conversation was saved with {model}; {own} continues it.")
         self._show_gate()

@@ -57,7 +57,7 @@ def command(
     """Answer PROMPT; with --raw, or if the model has no chat template, continue it. Piped text and the text of --file
     are put before it, on lines of their own."""
     if system is not None and chat is False:
-        raise click.UsageError("--raw continues the text alone; leave out --raw or --system.")
+        raise click.UsageError("--raw only continues the text; leave out --raw or --system.")
     if grammar is not None and json_schema is not None:
         raise click.UsageError("give either --grammar or --json-schema, not both.")
     parts = [*map(file_text, files), piped_text(), None if prompt == "-" else prompt]

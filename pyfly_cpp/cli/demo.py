@@ -58,7 +58,7 @@ class Turn(NamedTuple):
 @click.command("demo", cls=HeadedCommand, short_help="See one answer without drafts and with them.",
                epilog="Example: pyfly-cpp demo -m target.gguf")  # fmt: skip
 @MODEL_ARGUMENT
-@number("-n", "--max-tokens", kind=Int(2), default=200, help="Longest answer in tokens.")
+@number("-n", "--max-tokens", kind=Int(2), default=200, help="Maximum answer length in tokens.")
 @model_options
 def command(models: Models, max_tokens: int) -> None:
     """Answer one edit prompt without drafts, then with drafts (losslessly, or by --preset), and compare. Both are

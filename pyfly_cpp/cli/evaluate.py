@@ -46,16 +46,16 @@ writing has no data set on the hub.
 
 humaneval and mbpp execute code that the model writes, and only with --allow-code-execution: in a process with limits on
 CPU, memory, files and time, which bubblewrap keeps away from the network, your files and your other processes. Without
-bubblewrap they do not run, unless you give --containment none. This contains accidents, not adversaries; see the
-documentation."""
+bubblewrap they do not run, unless you give --containment none. This protects against accidents, not against
+an adversary; see the documentation."""
 
 
 _OPTIONS = [
     click.option("--data", metavar="FILE",
                  help="Items, JSONL.  [default: from the hub, through the package `datasets`]"),
-    more("--examples", metavar="FILE", help="Worked examples, JSONL; with --few-shot alone, from the hub."),
+    more("--examples", metavar="FILE", help="JSONL file of worked examples.  [default: with --few-shot, from the hub]"),
     number("--few-shot", declare=more, kind=Int(0), help="Worked examples before each item.  [default: with "
-           "--examples the task's usual number, else 0]"),
+           "--examples the task's usual number, otherwise 0]"),
     click.option("-s", "--setting", "settings", multiple=True, metavar="TEXT",
                  help="A setting to compare; can be repeated."),
     more("--without-plain", is_flag=True,
@@ -64,9 +64,9 @@ _OPTIONS = [
            help="Take N items, spread evenly over the task's prompts, subjects or languages."),
     click.option("-o", "--output", metavar="FOLDER", help="Folder of the run.  [default: pyfly-eval-TASK]"),
     more("--force", is_flag=True, help="Start over: delete the run in the folder."),
-    number("-n", "--max-tokens", kind=Int(1), help="Longest answer in tokens.  [default: the task's]"),
+    number("-n", "--max-tokens", kind=Int(1), help="Maximum answer length in tokens.  [default: the task's]"),
     TEMPERATURE_OPTION,
-    number("--seed", declare=sampling, kind=SEED, default=0, help="Seed of the sampling and of needle."),
+    number("--seed", declare=sampling, kind=SEED, default=0, help="Seed for sampling, and for needle."),
     number("--parallel", kind=PARALLEL_COUNT, default=1,
            help="Requests at a time, of --n-ctx tokens; auto: as many as fit in a quarter of the free memory, 8 at "
            "most. The speeds are then the throughput of all."),
@@ -75,7 +75,7 @@ _OPTIONS = [
          help="Sandbox for code that the model wrote; none: only limits on time and memory, so it can read and change "
          "your files, and reach the network."),
     number("--needle-words", declare=more, kind=Int(1), default=800, help="Length of a haystack."),
-    number("--needle-values", declare=more, kind=Int(1), default=4, help="Values hidden in it."),
+    number("--needle-values", declare=more, kind=Int(1), default=4, help="Values hidden in a haystack."),
     more("--json", "as_json", is_flag=True, help="Print the table as JSON."),
 ]  # fmt: skip
 

@@ -35,11 +35,11 @@ _OPTIONS = [
                  help="How to decode: a gate, and other words of a setting. The governor drafts as in chat, unless "
                  "k=N or no-adaptive is among them.  [default: the preset's, or exact]"),
     click.option("--system", type=TEXT, metavar="TEXT", help="System prompt."),
-    number("-n", "--max-tokens", kind=Int(1), default=256, help="Longest answer in tokens."),
+    number("-n", "--max-tokens", kind=Int(1), default=256, help="Maximum answer length in tokens."),
     TEMPERATURE_OPTION,
-    number("--seed", declare=sampling, kind=SEED, default=0, help="Seed of the sampling."),
+    number("--seed", declare=sampling, kind=SEED, default=0, help="Seed for sampling."),
     click.option("-o", "--output", default="explain.html", metavar="FILE", help="The page to write."),
-    click.option("--force", is_flag=True, help="Overwrite a file that exists."),
+    click.option("--force", is_flag=True, help="Overwrite an existing file."),
 ]  # fmt: skip
 
 

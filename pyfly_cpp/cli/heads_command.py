@@ -36,13 +36,13 @@ def command() -> None:
 @click.option("-o", "--output", required=True, metavar="FILE", help="The head to write.")
 @click.option("--texts", metavar="PATH", help="Texts to learn from.  [default: answers of TARGET]")
 @click.option("--prompts", metavar="FILE", help="JSON Lines that TARGET answers.  [default: built-in and made up]")
-@click.option("--tokens", "n_tokens", default=200_000, metavar="N", help="Most tokens to learn from.")
-@click.option("--hours", default=3.0, metavar="H", help="Most time for all steps.")
+@click.option("--tokens", "n_tokens", default=200_000, metavar="N", help="Learn from at most N tokens.")
+@click.option("--hours", default=3.0, metavar="H", help="Spend at most H hours on all steps.")
 @click.option("--kind", "head", hidden=True, expose_value=False, callback=_only_eagle3)
 @click.option("--type", "kind", default="q8_0", type=click.Choice(KINDS), help="Type of the head's matrices.")
 @click.option("--licence", metavar="NAME", help="Licence of the texts, noted in the file.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask before the work.")
-@click.option("--force", is_flag=True, help="Overwrite a file that exists.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before starting.")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @N_THREADS_OPTION
 def train(
@@ -59,10 +59,10 @@ def train(
     as_json: bool,
     n_threads: int | str,
 ) -> None:
-    """Train a head for TARGET, from its GGUF file and texts.
+    """Train a head for the GGUF model TARGET on texts.
 
-    Run the same command again to resume after an interruption. You can use the output from the first pass
-    on.
+    Run the same command again to resume after an interruption. You can use the output after the
+    first pass.
     """
     silence()
     plan = plan_head(

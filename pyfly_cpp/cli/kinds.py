@@ -92,7 +92,7 @@ def _count_or_auto(things: str) -> Callable[[str], int | str]:
         try:
             return text if text == AUTO else _positive(text)
         except ValueError:
-            raise ValueError(f"{text!r} is not a number of {things} from 1 on, or 'auto'.") from None
+            raise ValueError(f"{text!r} is not a number of {things} >= 1, or 'auto'.") from None
 
     return read
 
@@ -101,7 +101,7 @@ def _counts(text: str) -> tuple[int, ...]:
     try:
         return tuple(sorted({_positive(part.strip()) for part in text.split(",")}))
     except ValueError:
-        raise ValueError(f"{text!r} is not a number of requests from 1 on, or several like 1,4,8.") from None
+        raise ValueError(f"{text!r} is not a number of requests >= 1, or several like 1,4,8.") from None
 
 
 GATE = Written("gate", parse_gate)

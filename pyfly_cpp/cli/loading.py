@@ -287,7 +287,7 @@ MEMORY_OPTIONS = [_drafter_option(option) for option in _OF_MEMORY]
 """For commands whose prompts are not answered again and again."""
 
 _WHAT: list[Declared] = [
-    click.option("-m", "--model", metavar="MODEL", help="GGUF file, or a name of `pyfly-cpp models list`.  "
+    click.option("-m", "--model", metavar="MODEL", help="GGUF file, or a name from `pyfly-cpp models list`.  "
                  "[default: the preset's, or the demo model]"),
     click.option("--preset", metavar="PRESET", help=f"{', '.join(SHIPPED)} (how much is accepted loosely), or a JSON "
                  "file, such as `bench --write-preset` writes: its models, drafter, gate and window; options override "
@@ -306,14 +306,14 @@ _HOW: dict[str, Declared] = {
     "n_threads": N_THREADS_OPTION,
     "chat_format": machine("--chat-format", metavar="NAME", type=CHAT_FORMAT,
                            help="Chat format.  [default: the model's own template]"),
-    "n_batch": number("--n-batch", declare=machine, kind=COUNT, help="Largest batch in tokens.  [default: 512]"),
+    "n_batch": number("--n-batch", declare=machine, kind=COUNT, help="Maximum batch size in tokens.  [default: 512]"),
     "n_gpu_layers": N_GPU_LAYERS_OPTION,
     "rpc_servers": machine("--rpc", "rpc_servers", metavar="HOST:PORT,...", type=SERVERS,
-                           help="RPC servers (rpc-server of llama.cpp) that take a part of the model; "
+                           help="RPC servers (rpc-server of llama.cpp) that hold part of the model; "
                            f"{NOT_SAFE}."),
-    "devices": machine("--devices", metavar="NAME,...", type=NAMES, help="Put the model on these devices alone: names "
-                       "of `doctor`, or HOST:PORT of an RPC server; none: the CPU.  [default: those of --rpc, and the "
-                       "GPUs]"),
+    "devices": machine("--devices", metavar="NAME,...", type=NAMES, help="Put the model only on these devices: names "
+                       "from `doctor`, or HOST:PORT of an RPC server; none: the CPU.  [default: those of --rpc, and "
+                       "the GPUs]"),
     "tensor_split": machine("--tensor-split", metavar="X,...", type=SHARES,
                             help="Share of the model for each device, in the order of --devices."),
     "kernels": machine("--kernels", type=click.Choice(kernels.CHOICES), help="Kernels on the CPU: auto, ours unless "

@@ -101,7 +101,7 @@ def path(name: str) -> None:
 def remove_models(names: tuple[str, ...], yes: bool) -> None:
     """Delete models of this program's folder or of the hub, and what else this program keeps.
 
-    NAME is one of `models list`. `costs` and `kernels` are measured again when they are needed.
+    NAME is from `models list`. `costs` and `kernels` are measured again when they are needed.
     """
     for what in {one.paths: one for one in map(removable, names)}.values():
         ask_for(f"this deletes {', '.join(map(str, what.paths))} ({in_words(what.size)})", yes)

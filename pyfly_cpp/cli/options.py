@@ -38,8 +38,8 @@ _SAMPLING = {
         "0: always the most probable token; higher: more varied.  "
         "[default: 0; in chat the model's own recommendation, or 0.7]",
     ),
-    "seed": _Sampling(SEED, None, "Seed of the sampling.  [default: another for each answer]"),
-    "max_tokens": _Sampling(Length(), 1024, "Longest answer in tokens; 0 or -1: as the context allows."),
+    "seed": _Sampling(SEED, None, "Seed for sampling.  [default: another for each answer]"),
+    "max_tokens": _Sampling(Length(), 1024, "Maximum answer length in tokens; 0 or -1: as the context allows."),
     "top_k": _Sampling(Int(), 40, "0: off."),
     "top_p": _Sampling(Real(0, 1), 0.95, "1: off."),
     "min_p": _Sampling(Real(0, 1), 0.05, "0: off."),
@@ -189,7 +189,7 @@ TEMPERATURE_OPTION = number(
 SAMPLING_OPTIONS = [
     TEMPERATURE_OPTION,
     number("--seed", declare=sampling, kind=SEED, default=0,
-           help="Seed of the sampling: of the first prompt, if there are several."),
+           help="Seed for sampling; with several prompts, for the first."),
 ]  # fmt: skip
 """The sampling options of commands that measure, greedy by default."""
 
@@ -200,12 +200,12 @@ _OPTIONS: list[Declared] = [
                "all(margin:0.3,exact-first:8).  [default: the preset's, or exact]"),
     *map(_sampling_option, _SAMPLING),
     drafting("--adaptive/--no-adaptive", default=None,
-             help="Draft only when that is faster, as measured on the way. Off: always draft the full length.  "
+             help="Draft only when that is faster, as measured while decoding. Off: always draft the full length.  "
              "[default: adaptive unless --draft-max, or a preset with a drafter, sets the length]"),
-    drafting("--draft-max", metavar="N", type=SIZE, help="Most tokens in a step (K); 0 decodes plainly."),
+    drafting("--draft-max", metavar="N", type=SIZE, help="Maximum number of drafted tokens per step (K); 0: none."),
     *MEMORY_OPTIONS,
     acceptance("--window", metavar="WORDS", type=WINDOW,
-               help="Condition under which a mismatch stands: agree:W or reconverge:W, tail=N, across or in-round; "
+               help="Condition for keeping a mismatch: agree:W or reconverge:W, tail=N, across or in-round; "
                "the rest is as in the gate's own window."),
 ]  # fmt: skip
 

@@ -53,7 +53,7 @@ def _gone(*names: str, is_flag: bool = False) -> Declared:
 @click.option("--type", "name", default="Q4_K_M", show_default=True, metavar="TYPE",
               type=click.Choice(tuple(_TYPES), case_sensitive=False), help=f"{', '.join(_TYPES)}.")  # fmt: skip
 @click.option("-o", "--output", metavar="FILE", help="The draft to write.  [default: next to TARGET, by its type]")
-@click.option("--force", is_flag=True, help="Overwrite a file that exists.")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
 @_gone("--from")
 @_gone("--types")
 @_gone("--n-gpu-layers")

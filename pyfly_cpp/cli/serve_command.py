@@ -33,11 +33,11 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 
 
 _MOST = {
-    "tokens": (click.IntRange(1), "Longest answer in tokens, even if a request wants more."),
-    "seconds": (Real(0.1), "Longest time for an answer, seconds."),
+    "tokens": (click.IntRange(1), "Maximum answer length in tokens, even if a request wants more."),
+    "seconds": (Real(0.1), "Time limit for an answer in seconds."),
     "waiting": (click.IntRange(0), "Requests that wait for their turn; more are turned away."),
-    "texts": (click.IntRange(1), "Most answers of a request: prompts times n."),
-    "body": (click.IntRange(1024), "Largest request in bytes."),
+    "texts": (click.IntRange(1), "Maximum number of answers to a request: prompts times n."),
+    "body": (click.IntRange(1024), "Maximum size of a request in bytes."),
 }
 """Options `--most-...` for the fields `max_...` of `RequestLimits`."""
 
@@ -57,10 +57,10 @@ _OPTIONS = [
     more("--chat-template-file", metavar="FILE", type=click.Path(exists=True, dir_okay=False),
          help="File of a chat template in Jinja."),
     number("--reasoning-budget", declare=more, kind=click.IntRange(-1), default=-1,
-           help="Most tokens of thoughts, unless a request sets its own; 0: none; -1: no limit."),
+           help="Maximum tokens of thoughts, unless a request sets its own limit; 0: none; -1: no limit."),
     more("--alias", metavar="NAME,...", type=WORDS,
-         help="Names of the model for clients; answers have the first.  [default: its file's]"),
-    more("--tags", metavar="WORD,...", type=WORDS, help="Words about the model, which /v1/models shows."),
+         help="Names of the model for clients; answers use the first.  [default: the file's name]"),
+    more("--tags", metavar="WORD,...", type=WORDS, help="Tags of the model, which /v1/models shows."),
     access("--api-key", multiple=True, metavar="KEY", help="Key that clients must send; can be repeated. Other "
            f"users see it in the list of processes; better: --api-key-file, or {_KEY} in the environment."),
     click.option("--api-key-file", metavar="FILE", type=click.Path(exists=True, dir_okay=False),
@@ -71,7 +71,7 @@ _OPTIONS = [
     access("--allow-host", "hosts", multiple=True, metavar="NAME",
            help="Host name that clients use, besides addresses and localhost; can be repeated; *: any."),
     more("--log", type=click.Choice(["none", "requests", "texts"]), default="none",
-         help="Lines on stderr: one for each request, without or with its prompt and answer."),
+         help="Log requests on stderr, a line each; texts: with their prompts and answers."),
     number("--grace", declare=limits, kind=Real(0, 3600), metavar="SECONDS", default=10.0,
            help="How long running answers may continue when the server is stopped."),
     *(
@@ -112,7 +112,7 @@ def command(
         raise ValueError(f"serve needs {error.name}: pip install 'pyfly-cpp[server]'.") from error
     for origin in given["origins"]:
         if origin != "*" and not _ORIGIN.fullmatch(origin):
-            raise click.UsageError(f"--cors {origin!r} is no origin; write it like http://localhost:3000, or *.")
+            raise click.UsageError(f"--cors {origin!r} is not an origin; write it like http://localhost:3000, or *.")
     most = RequestLimits(**{f"max_{name}": given.pop(f"most_{name}") for name in _MOST})
     keys = _keys(api_key, api_key_file)
     if not keys and not no_auth and not is_loopback(host):

@@ -88,7 +88,7 @@ def load_preset(path: str | os.PathLike[str]) -> Preset:
     ./NAME."""
     name = os.fspath(path)
     if name in _GONE and not Path(name).exists():
-        raise PresetError(f"the preset {name} is no longer there, because {_GONE[name]}.")
+        raise PresetError(f"the preset {name} was removed, because {_GONE[name]}.")
     if name in SHIPPED:
         path = _FOLDER / f"{name}.json"
     try:

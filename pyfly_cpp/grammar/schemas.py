@@ -140,7 +140,7 @@ class _SchemaReader:
     def read(self) -> dict[str, Any]:
         """The schema. Raises ValueError: it is none."""
         if self._root is not True and not isinstance(self._root, dict):
-            raise ValueError(f"is not a JSON schema: {json.dumps(self._root)[:40]} is no object")
+            raise ValueError(f"is not a JSON schema: {json.dumps(self._root)[:40]} is not an object")
         out: dict[str, Any] = {} if self._root is True else self._visit(self._root, "")
         return {**out, "$defs": self._parts} if self._parts else out
 

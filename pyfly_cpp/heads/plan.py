@@ -111,7 +111,7 @@ def plan_head(
             "use another drafter."
         )
     if texts is not None and not os.path.exists(texts):
-        raise DataError(f"{os.fspath(texts)} is not there; give a folder with texts, or one file.")
+        raise DataError(f"{os.fspath(texts)} does not exist; give a folder with texts, or one file.")
     from pyfly_cpp.heads.target import TargetFile
 
     n_embd = TargetFile(path).n_embd

@@ -103,7 +103,7 @@ class DraftingLlama(GuardedLlama):
         """Loads a model.
 
         Args:
-            model_path: Path of the GGUF file, or a name of `pyfly-cpp models list`.
+            model_path: Path of the GGUF file, or a name from `pyfly-cpp models list`.
             drafter: `DraftModel(...)`, `PromptLookup(...)` or another of `pyfly_cpp.decoding.drafters`, a llama_cpp
                 `LlamaDraftModel`, several of these (the cheapest first), a string ("lookup", "draft:FILE"), or None for
                 plain decoding. The base class's `draft_model=` does the same. "auto": the model's own MTP

@@ -62,7 +62,7 @@ class FlyBatch:
         """Loads a model.
 
         Args:
-            model_path: Path of the GGUF file, or a name of `pyfly-cpp models list`.
+            model_path: Path of the GGUF file, or a name from `pyfly-cpp models list`.
             n_parallel: Requests that run at a time. Each takes memory for n_ctx tokens.
             n_ctx: Most tokens of one request, prompt and answer; rounded up to a multiple of 256. 0: the context the
                 model was trained with.

@@ -126,7 +126,7 @@ class FlyLlama(DraftingLlama):
             self._supersede()
             if self.n_tokens + len(tokens) > self._n_ctx:
                 raise ContextFullError(
-                    f"{len(tokens)} tokens do not fit behind the {self.n_tokens} of the sequence: the context holds "
+                    f"{len(tokens)} tokens do not fit after the {self.n_tokens} of the sequence: the context holds "
                     f"{self._n_ctx}; reset() it or raise {{n_ctx}}."
                 )
             self._require_weights()

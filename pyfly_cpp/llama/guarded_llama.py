@@ -113,7 +113,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
 
         Raises:
             ValueError: the file or a thread count cannot be used, or what on_load raised.
-            RpcError: an RPC server is not there, or of another version.
+            RpcError: an RPC server cannot be reached, or of another version.
         """
         self._access = Access()
         self._special_tokens: dict[bool, SpecialTokens] = {}

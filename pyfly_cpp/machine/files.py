@@ -94,7 +94,7 @@ def file_text(path: str | os.PathLike[str], most: int | None = None) -> str:
         if is_stream(path):
             raise ValueError(f"{os.fspath(path)!r} is a device or a pipe; give the path of a file.")
         if most is not None and Path(path).stat().st_size > most:
-            raise ValueError(f"{os.fspath(path)!r} has far more text than the context holds; take a part.")
+            raise ValueError(f"{os.fspath(path)!r} is far longer than the context; use part of it.")
         return Path(path).read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise ValueError(f"{os.fspath(path)!r} cannot be read ({error.strerror}); check the path.") from None

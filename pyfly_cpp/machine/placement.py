@@ -40,7 +40,7 @@ class Placement:
 
         Raises:
             ValueError: a name is malformed or unknown, or llama.cpp was built without RPC.
-            RpcError: a server is not there, or of another version.
+            RpcError: a server cannot be reached, or of another version.
         """
         names = require_names("rpc_servers", rpc_servers)
         chosen = None if devices is None else require_names("devices", devices)
@@ -96,9 +96,7 @@ class Placement:
         here = [device for device in local_devices() if device.kind in (GPU, INTEGRATED_GPU)]
         found = [device for device in here if device.name == name]
         if not found:
-            known = (
-                f"this machine's are {', '.join(d.name for d in here)}" if here else "this machine has the CPU alone"
-            )
+            known = f"this machine's are {', '.join(d.name for d in here)}" if here else "this machine has only the CPU"
             raise ValueError(f"there is no device {name!r}; {known}, and those of an RPC server are written HOST:PORT.")
         return found
 

@@ -26,5 +26,5 @@ class Process:
         if not self.is_current:
             raise PyflyError(
                 f"this {self._owner} was loaded by another process, whose threads and GPU are not in this fork of it; "
-                "load the model in this process; with a GPU it must be no fork (multiprocessing: spawn)."
+                "load the model in this process; with a GPU it must not be a fork (multiprocessing: spawn)."
             )

@@ -67,7 +67,7 @@ def _read(where: Where) -> BenchPrompt:
     elif "prompt" in row:
         turns = [where.text("prompt")]
     else:
-        raise where.error(f"neither 'prompt' nor 'turns' is there (it has {', '.join(sorted(row)) or 'no fields'}).")
+        raise where.error(f"neither 'prompt' nor 'turns' is given (fields: {', '.join(sorted(row)) or 'none'}).")
     name = f"{where.line}"
     if "id" in row:
         name = f"{where.integer('id')}" if type(row["id"]) is int else where.text("id")

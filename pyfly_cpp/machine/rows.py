@@ -48,7 +48,7 @@ def _parse(name: str, number: int, line: bytes) -> Row:
             json.dumps(row, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
         raise DataError(
-            f"{name}, line {number}: half of a surrogate pair (such as \\ud800) is no valid text; remove it."
+            f"{name}, line {number}: half of a surrogate pair (such as \\ud800) is not valid text; remove it."
         ) from None
     except UnicodeDecodeError as error:
         raise DataError(f"{name}, line {number}: not UTF-8 at byte {error.start}; save the file as UTF-8.") from None

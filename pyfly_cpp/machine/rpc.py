@@ -41,7 +41,7 @@ def devices_of(name: str) -> list[Device]:
 
     Raises:
         ValueError: the address is malformed.
-        RpcError: the server is not there, is no such server, is of another version, or serves another program.
+        RpcError: the server cannot be reached, is no such server, is of another version, or serves another program.
     """
     with _connection(name) as connection, connection.makefile("rwb") as stream:
         try:
@@ -64,7 +64,7 @@ def devices_of(name: str) -> list[Device]:
             ) from None
         except (OSError, struct.error, IndexError):
             raise RpcError(
-                f"the program at {name} does not answer like an rpc-server of llama.cpp; check address and port, "
+                f"the program at {name} does not answer like an rpc-server of llama.cpp; check its address and port, "
                 "and build it from the same release of llama.cpp."
             ) from None
     return [
@@ -102,8 +102,8 @@ def _connection(name: str) -> socket.socket:
     except OSError as error:
         connection.close()
         raise RpcError(
-            f"the RPC server {name} is not there ({error.strerror or error}); start rpc-server on that machine, and "
-            "check address and port."
+            f"the RPC server {name} cannot be reached ({error.strerror or error}); start rpc-server on that machine, "
+            "and check its address and port."
         ) from None
     return connection
 

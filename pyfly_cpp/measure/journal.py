@@ -146,7 +146,7 @@ class Journal:
                 measured = _measured(row, by_id[row["prompt"]])
             except (KeyError, TypeError, ValueError):
                 raise OutputError(
-                    f"{self._path} holds a line that is no measurement; remove it, choose another --output, or start "
+                    f"{self._path} has a line that is not a measurement; remove it, choose another --output, or start "
                     "over with --force."
                 ) from None
             self.measured[measured.key] = measured

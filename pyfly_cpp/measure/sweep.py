@@ -1,4 +1,4 @@
-"""The thresholds of one gate side by side: how fast each is, and how far its outputs stray from exact ones.
+"""The thresholds of one gate side by side: how fast each is, and how much its outputs differ from exact ones.
 
 Choosing a threshold like this on 8 to 16 prompts is the idea of fuzzy speculative decoding (Holsman et al. 2025, arXiv
 2502.20704).

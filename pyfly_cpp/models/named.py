@@ -48,7 +48,7 @@ def resolve_model(text: str | os.PathLike[str]) -> Path:
     """
     text = os.fspath(text)
     if not text:
-        raise ValueError("the name of a model is empty; give a path, or a name of `pyfly-cpp models list`.")
+        raise ValueError("the name of a model is empty; give a path, or a name from `pyfly-cpp models list`.")
     if hub.is_hub_name(text):
         path = locate(text)
         if path is None:

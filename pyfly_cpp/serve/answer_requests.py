@@ -162,7 +162,7 @@ def read_logit_bias(
     out: dict[int, float] = {}
     for key, bias in given.items() if isinstance(given, dict) else given:
         if isinstance(bias, str) or isinstance(key, (bool, float)) or abs(bias) > 100:
-            raise bad_request("logit_bias has an entry that is no [token, bias], bias from -100 to 100.", "logit_bias")
+            raise bad_request("logit_bias has an entry that is not [token, bias], bias from -100 to 100.", "logit_bias")
         is_id = isinstance(key, int) or (key.isascii() and key.isdigit())
         if is_id and (len(str(key)) > 9 or not 0 <= int(key) < n_vocab):
             raise bad_request(f"logit_bias has the token {str(key)[:40]}; tokens are under {n_vocab}.", "logit_bias")

@@ -168,7 +168,7 @@ def _json(text: str) -> Any:
     a number that JSON cannot hold."""
     value, n = _DECODER.raw_decode(text)
     if text[n:].strip():
-        raise ValueError("there is something behind it")
+        raise ValueError("there is something after it")
     json.dumps(value, allow_nan=False)
     return value
 

@@ -491,7 +491,7 @@ def test_doctor_on_rpc_servers(run):
         ]
         result = run("doctor", "--rpc", f"{nowhere},{address}")
     assert result.code == 1
-    assert f"server {nowhere} the RPC server {nowhere} is not there" in result.out
+    assert f"server {nowhere} the RPC server {nowhere} " in result.out
     assert f"device {address}/1 remote, device of an RPC server, 3.2 GB of 4.3 GB free" in result.out
 
 

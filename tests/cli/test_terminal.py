@@ -68,7 +68,7 @@ def test_notes_and_errors(run, terminal, tmp_path):
     settings = {"model": "\x1b]0;x\x07"}
     named.write_text(json.dumps({**json.loads(file.read_text()), "settings": settings}))
     result = run("chat", "-m", TARGET, "-t", 1, "-n", 4, stdin=f"/load '{named}'\n/gate \x1b]0;x\x07\n")
-    assert "loaded 0 messages" in result.err and "It was saved with \\u001b]0;x\\u0007" in result.err
+    assert "loaded 0 messages" in result.err and "saved with \\u001b]0;x\\u0007" in result.err
     assert "\x1b]0" not in result.err
     assert "\x1b]0" not in run("complete", "-m", tmp_path / "\x1b]0;x.gguf", "x").err
 

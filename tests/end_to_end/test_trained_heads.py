@@ -518,7 +518,7 @@ def test_what_is_wrong_is_said_before_any_work(torch, tiny_target, tiny_draft, t
     copy = shutil.copy(tiny_target, tmp_path / "copy.gguf")
     with pytest.raises(ValueError, match="choose another --output"):
         plan_head(copy, copy, force=True)
-    with pytest.raises(DataError, match="is not there"):
+    with pytest.raises(DataError, match="give a folder"):
         plan_head(tiny_target, out, texts=tmp_path / "none")
     with pytest.raises(ValueError, match="--texts and --prompts exclude each other"):
         plan_head(tiny_target, out, texts=texts, prompts=texts / "sums.txt")

@@ -58,7 +58,7 @@ class Eagle3(WithModel):
     draft_most = 3
 
     model_path: str | os.PathLike[str]
-    """Path of the head's GGUF file, or a name of `pyfly-cpp models list`."""
+    """Path of the head's GGUF file, or a name from `pyfly-cpp models list`."""
 
     draft_max: int | None = None
     p_min: float = 0.0
@@ -84,7 +84,7 @@ class DFlash(WithModel):
     draft_most = 15
 
     model_path: str | os.PathLike[str]
-    """Path of the head's GGUF file, or a name of `pyfly-cpp models list`."""
+    """Path of the head's GGUF file, or a name from `pyfly-cpp models list`."""
 
     draft_max: int | None = None
     """At most the length of a block in the file; None: that many, 15 at most."""

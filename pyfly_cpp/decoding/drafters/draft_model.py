@@ -51,7 +51,7 @@ class DraftModel(WithModel):
     )
 
     model_path: str | os.PathLike[str]
-    """Path of the GGUF file, or a name of `pyfly-cpp models list`."""
+    """Path of the GGUF file, or a name from `pyfly-cpp models list`."""
 
     draft_max: int | None = None
     p_min: float = 0.0

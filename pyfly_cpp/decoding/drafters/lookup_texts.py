@@ -47,7 +47,7 @@ def read_answers(path: str | os.PathLike[str], vocabulary: int) -> TokenArray:
         return np.zeros(0, dtype=np.int32)
     begin = first_bytes(os.fspath(path), "lookup memory", "lookup memory", _HEADER.size)
     if len(begin) < _HEADER.size or not begin.startswith(_MAGIC):
-        raise ValueError(f"{os.fspath(path)} is no lookup memory; name one, or a new file.")
+        raise ValueError(f"{os.fspath(path)} is not a lookup memory; name one, or a new file.")
     _, theirs, n, digest = _HEADER.unpack(begin)
     if theirs != vocabulary:
         raise ValueError(

@@ -86,9 +86,9 @@ def at_thresholds(word: str, thresholds: Sequence[float]) -> list[Gate]:
         if form.word == word and (field := form.threshold):
             return [form.gate(**form.fixed, **{field: threshold}) for threshold in thresholds]
     known = [form.word for form in FORMS if form.threshold]
-    gone = f" The gate {word} is no longer there; {_GONE[word]}." if word in _GONE else ""
+    gone = f" The gate {word} was removed; {_GONE[word]}." if word in _GONE else ""
     raise ValueError(
-        f"{word!r} is no gate with a threshold.{gone or did_you_mean(word, known)} They are {', '.join(known)}."
+        f"{word!r} is not a gate with a threshold.{gone or did_you_mean(word, known)} They are {', '.join(known)}."
     )
 
 
@@ -139,7 +139,7 @@ def _parse(text: str, n_levels: int) -> Gate:
     words = [form.word for form in FORMS]
     gone = re.split(r"[(:]", text, maxsplit=1)[0]
     if gone in _GONE:
-        raise ValueError(f"the gate {gone} is no longer there, because it gained nothing; {_GONE[gone]}.")
+        raise ValueError(f"the gate {gone} was removed, because it gained nothing; {_GONE[gone]}.")
     hint = "" if name in words else did_you_mean(name, words)
     raise ValueError(f"unknown gate {text!r}.{hint} A gate is written {examples()}.")
 
