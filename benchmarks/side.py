@@ -1,8 +1,8 @@
 """One side of `sides.py`: `python side.py NAME`, lines of JSON in and out.
 
-The first line has the arguments of `llama_cpp.Llama`, and for a side with a head its file as `head`. Each other line has messages, answered by the tokens of a chat,
-or a prompt, answered by its tokens, the seconds to the first and in all, and what FlyLlama counted meanwhile (null for
-a stock side). Plain llama-cpp-python imports nothing of ours.
+The first line has the arguments of `llama_cpp.Llama`, and for a side with a head its file as `head`. Each other line
+has messages, answered by the tokens of a chat, or a prompt, answered by its tokens, the seconds to the first and in
+all, and what FlyLlama counted meanwhile (null for a stock side). Plain llama-cpp-python imports nothing of ours.
 """
 
 from __future__ import annotations

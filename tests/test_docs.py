@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import os
 import re
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from documents import DOCUMENTS, ROOT, all_blocks, fill, name
@@ -65,31 +67,44 @@ def test_python_runs(block, tmp_path, monkeypatch, tiny_target, tiny_draft):
     exec(compile(block.text, str(block), "exec"), {"__name__": "__main__"})
 
 
-def test_type_checkers_accept_the_python(tmp_path):
-    """As somebody's own code, with mypy's usual settings."""
-    pytest.importorskip("mypy")
+def lines_of_mypy(folder):
+    """The file and line of each error."""
+    cache = ROOT / ".mypy_cache" / "documents"  # the first run takes a quarter of a minute
+    options = ["--config-file=", f"--cache-dir={cache}", "--follow-imports=silent", "--ignore-missing-imports"]
+    options += ["--no-error-summary", "--python-executable", sys.executable]
+    command = [sys.executable, "-m", "mypy", *options, *sorted(file.name for file in folder.glob("*.py"))]
+    environment = {**os.environ, "MYPYPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert not done.stderr
+    lines = [line.split(":") for line in done.stdout.splitlines() if ": error:" in line]
+    return [(name, int(line)) for name, line, *_ in lines]
+
+
+def lines_of_pyright(folder):
+    """The same."""
+    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson", "."]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    found = json.loads(done.stdout)["generalDiagnostics"]
+    return [(Path(one["file"]).name, one["range"]["start"]["line"] + 1) for one in found if one["severity"] == "error"]
+
+
+@pytest.mark.parametrize("checker, lines", [("mypy", lines_of_mypy), ("pyright", lines_of_pyright)])
+def test_type_checkers_accept_the_python(tmp_path, checker, lines):
+    """As somebody's own code, with a checker's usual settings."""
+    pytest.importorskip(checker)
     written = {}
     for i, block in enumerate(all_blocks("python")):
         file = tmp_path / f"block_{i}.py"
         file.write_text(block.text, encoding="utf-8")
         written[file.name] = block
-    wrong = tmp_path / "wrong.py"
-    wrong.write_text(
+    (tmp_path / "wrong.py").write_text(
         "from pyfly_cpp import FlyLlama\n"
         "llm = FlyLlama('x.gguf')\n"
         "llm.create_chat_completion(messages=[], max_token=5)\n"
         "llm('x', temperature='hot')\n"
     )
-    cache = ROOT / ".mypy_cache" / "documents"  # the first run takes a quarter of a minute
-    options = ["--config-file=", f"--cache-dir={cache}", "--follow-imports=silent", "--ignore-missing-imports"]
-    options += ["--no-error-summary", "--python-executable", sys.executable]
-    environment = {**os.environ, "MYPYPATH": str(ROOT)}
-    command = [sys.executable, "-m", "mypy", *options, *sorted(written), wrong.name]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    lines = [line for line in done.stdout.splitlines() if ": error:" in line]
-    found = [f"{written[line.partition(':')[0]]} {line}" for line in lines if not line.startswith(wrong.name)]
-    assert not found and not done.stderr, "\n".join([*found, done.stderr])
-    assert [line.split(":")[1] for line in lines] == ["3", "4"], done.stdout  # what it should find
+    found = sorted(lines(tmp_path))
+    assert found == [("wrong.py", 3), ("wrong.py", 4)], [f"{written.get(name, name)}: {line}" for name, line in found]
 
 
 @pytest.mark.parametrize("block", [b for b in all_blocks("python") if b.marker == "not-run"], ids=str)

@@ -898,7 +898,7 @@ def test_a_text_in_place_of_messages_is_told(tiny_target):
         llm.create_completion("Tom", max_tokens=2)
         assert "<table>" in llm.stats._repr_html_() and "nan" not in llm.stats._repr_html_()
         assert "<table>" in Stats()._repr_html_() and "nan" not in Stats()._repr_html_()
-        assert repr(Stats()) == "Stats()" and repr(Stats(rounds=2, seconds_draft=0.5)) == "Stats(rounds=2, seconds_draft=0.5)"
+        assert repr(Stats(rounds=2, seconds_draft=0.5)) == "Stats(rounds=2, seconds_draft=0.5)"
         assert "rounds=" in repr(llm.stats) and "governor" not in repr(llm.stats) and len(repr(llm.stats)) < 700
         assert str(llm.stats) == llm.stats.summary()
     with pytest.raises(ValueError, match="closed"):
