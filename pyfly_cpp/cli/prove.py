@@ -73,7 +73,7 @@ def run(
     first = drafters.get("MTP head", drafters["prompt lookup"])
 
     def load(kind: Any, *more: Any, **given: Any) -> Any:
-        said: dict[str, Any] = {name: given.pop(name) for name in ("n_ctx", "n_threads") if name in given}
+        said: dict[str, Any] = {name: given.pop(name) for name in ("n_ctx", "n_threads", "kernels") if name in given}
         return replace(models, arguments={**models.arguments, **said}).load(kind, *more, **given)
 
     with Bar() as bar:

@@ -16,6 +16,8 @@ from pyfly_cpp._version import __version__
 from pyfly_cpp.errors import counted
 
 _TEMPLATES = Path(__file__).with_name("templates")
+_FAR = 0.25
+"""Beyond this share of their spread, logits are not apart by rounding alone: that of 4-bit weights is below 0.05."""
 _MOST_NAMED = 4
 """Most prompts that a line names one by one."""
 
@@ -77,6 +79,31 @@ class WholeBatches:
         if not self.differ:
             return f"1 to {self.n_most} tokens have the bits of one token"
         return f"another bit in batches of {ranges(self.differ)} tokens; logits differ by up to {self.largest:.2g}"
+
+
+@dataclass(frozen=True)
+class AgainstStock:
+    """The model's logits with our kernels, against those with llama.cpp's. They round differently, but a fault of ours
+    that all batches share shows here alone."""
+
+    n: int
+    """Tokens behind each of which the logits were compared."""
+    n_same: int
+    """Of them, those with the same most probable next token."""
+    apart: float
+    """The root mean square of the differences, as a share of the standard deviation of llama.cpp's logits: the median
+    of the tokens. NaN if a logit is."""
+
+    @property
+    def is_far(self) -> bool:
+        """Whether that is more than rounding does."""
+        return not self.apart <= _FAR
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        why = "more than by rounding" if self.is_far else "by rounding"
+        return f"{self.n_same} of {self.n} next tokens the same; logits {self.apart:.1%} apart, {why}"
 
 
 @dataclass(frozen=True)
@@ -144,6 +171,8 @@ class Proof:
     reasons: tuple[str, ...] | None
     """Why a batch may change the bits: what our kernels do not compute. None: llama.cpp does not show it."""
     seconds: float = 0.0
+    stock: AgainstStock | None = None
+    """None: not compared, because none of our kernels is used."""
 
     @property
     def other(self) -> tuple[str, ...]:
@@ -155,7 +184,12 @@ class Proof:
     def has_differences(self) -> bool:
         """Whether anything differed: an answer, a batch, or a product of our kernels."""
         is_wrong = any(one.is_ours and one.differ for one in self.products)
-        return bool(self.other or self.batches.differ or is_wrong)
+        return bool(self.other or self.batches.differ or is_wrong or self.is_far)
+
+    @property
+    def is_far(self) -> bool:
+        """Whether logits with our kernels are not those of the model."""
+        return self.stock is not None and self.stock.is_far
 
     @property
     def is_exact(self) -> bool:
@@ -179,6 +213,11 @@ class Proof:
                 f"exact here: {counted(n, 'answer')} in {counted(len(tried), 'way')} have the bits of plain decoding, "
                 f"and batches of 1 to {self.batches.n_most} tokens those of one token{unknown}"
             )
+        if self.stock is not None and self.stock.is_far:
+            return (
+                f"wrong here: with our kernels the logits are {self.stock.apart:.0%} from llama.cpp's, more than by "
+                "rounding; use --kernels stock, and please report this"
+            )
         lacking = f"not all compared: {', '.join(self.lacking)}" if self.lacking else ""
         if not (self.has_differences or self.reasons):
             return lacking
@@ -199,7 +238,8 @@ class Proof:
     def rows(self) -> list[tuple[str, str]]:
         """What was compared and what came of it, for people."""
         by_type = [(f"weights in {one.type}", one.text) for one in self.products]
-        return [*by_type, ("batches", self.batches.text), *((way.name, way.text) for way in self.ways)]
+        stock = [] if self.stock is None else [("llama.cpp's kernels", self.stock.text)]
+        return [*by_type, ("batches", self.batches.text), *stock, *((way.name, way.text) for way in self.ways)]
 
     def as_dict(self) -> dict[str, Any]:
         """All fields and the verdict, fit for JSON."""

@@ -13,6 +13,7 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 from llama_cpp.llama import StoppingCriteriaList
+from typing_extensions import Self
 
 from pyfly_cpp import _native
 from pyfly_cpp.decoding.drafters import AnyDrafter
@@ -23,7 +24,7 @@ from pyfly_cpp.llama.fly_batch import FlyBatch
 from pyfly_cpp.llama.fly_llama import FlyLlama
 from pyfly_cpp.llama.prompting import render_chat
 from pyfly_cpp.machine import exactness
-from pyfly_cpp.measure.proof import Answered, Proof, TypeProducts, Way, WholeBatches
+from pyfly_cpp.measure.proof import AgainstStock, Answered, Proof, TypeProducts, Way, WholeBatches
 
 _TEMPERATURE = 0.7
 """That of every fourth answer; the others take the most probable tokens."""
@@ -31,6 +32,8 @@ _N_ROWS = 32
 """Tokens of the largest batch that is compared with single ones."""
 _N_BEHIND = 16
 """Tokens that stand before them."""
+_N_STOCK = 64
+"""Tokens behind which logits are compared with those of llama.cpp's kernels, at most."""
 _N_OUT = 256
 """Outputs of the matrix of a product that is tried by itself."""
 _N_KNOWN = 10
@@ -101,7 +104,7 @@ def prove(
 
     Args:
         load: Called with `FlyLlama` or `FlyBatch`, positional arguments behind the path, and further arguments, of
-            which `n_threads` is for batches as well; loads the model.
+            which `n_threads` is for batches as well, and `kernels` may be "stock"; loads the model.
         prompts: Texts by their names, at least one.
         drafters: Drafters by the names of their ways. One that cannot be opened is left out, with the reason.
         first: What the model is loaded with: its own MTP head, if `drafters` has that.
@@ -119,9 +122,15 @@ def prove(
         longest = max((one.tokens for one in questions), key=len)
         products, reasons = _products(llm, n_threads)
         batches = compare_batches(llm, longest, tell)
+        ours = logits_of(llm, longest[:_N_STOCK]) if any(one.is_ours for one in products) else None
         compared = _Compared(llm, questions, max_tokens, tell)
         compared.ways_with(llm, drafters)
         n_ctx, known = llm.n_ctx(), compared.known_answers()
+    stock = None
+    if ours is not None:
+        tell("llama.cpp's kernels", 0, 1)
+        with load(FlyLlama, drafter=None, n_threads=n_threads, kernels="stock") as llm:
+            stock = compare_with_stock(ours, logits_of(llm, longest[:_N_STOCK]))
     n_other = 1 if n_threads > 1 else 2
     with load(FlyLlama, drafter=None, n_threads=n_other) as llm:
         compared.way(llm, f"{n_other} thread{'s' * (n_other > 1)}", None)
@@ -134,7 +143,7 @@ def prove(
     tried = (*compared.ways, *(Way(name, left_out=why) for name, why in left_out.items()))
     ways = tuple(replace(way, is_required=way.name in required) for way in tried)
     seconds = round(time.monotonic() - begun, 1)
-    return Proof(len(questions), max_tokens, n_sampled, products, batches, ways, reasons, seconds)
+    return Proof(len(questions), max_tokens, n_sampled, products, batches, ways, reasons, seconds, stock)
 
 
 # ---- Products and batches --------------------------------------------------------------------------------------------
@@ -178,18 +187,34 @@ def compare_with_alone(
     return WholeBatches(n_most, tuple(differ), largest)
 
 
-def compare_batches(llm: FlyLlama, tokens: Sequence[int], tell: Tell = lambda *_: None) -> WholeBatches:
-    """Evaluates tokens one by one and in batches of 1 to 32, always behind the same ones. The sequence is empty
-    afterwards. Raises NativeError if llama.cpp cannot evaluate them."""
-    n_most = min(_N_ROWS, llm.n_batch, llm.n_ctx() - _N_BEHIND)
-    text = list(itertools.islice(itertools.cycle(tokens), _N_BEHIND + n_most))
-    memory = llama_cpp.llama_get_memory(llm.ctx)
-    batch = llama_cpp.llama_batch_init(_N_BEHIND + n_most, 0, 1)
+class _Texts:
+    """Evaluates a text on the model's context, which is empty before and afterwards."""
 
-    def rows(begin: int, end: int) -> npt.NDArray[np.single]:
+    def __init__(self, llm: FlyLlama, text: Sequence[int]) -> None:
+        self._llm, self._text = llm, text
+        self._memory = llama_cpp.llama_get_memory(llm.ctx)
+
+    def __enter__(self) -> Self:
+        self._batch = llama_cpp.llama_batch_init(self._llm.n_batch, 0, 1)
+        self.clear()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        llama_cpp.llama_batch_free(self._batch)
+        self.clear()
+        self._llm.reset()
+
+    def clear(self) -> None:
+        """Begins anew."""
+        llama_cpp.llama_memory_clear(self._memory, True)
+
+    def rows(self, begin: int, end: int) -> npt.NDArray[np.single]:
+        """The logits of tokens [begin, end), at most a batch, behind those before: [end - begin][vocabulary]. Raises
+        NativeError if llama.cpp cannot evaluate them."""
+        batch, llm = self._batch, self._llm
         batch.n_tokens = end - begin
         for i, position in enumerate(range(begin, end)):
-            batch.token[i], batch.pos[i], batch.logits[i] = text[position], position, 1
+            batch.token[i], batch.pos[i], batch.logits[i] = self._text[position], position, 1
             batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
         if llama_cpp.llama_decode(llm.ctx, batch) != 0:
             raise NativeError(f"llama.cpp could not evaluate a batch of {end - begin} tokens.")
@@ -197,19 +222,42 @@ def compare_batches(llm: FlyLlama, tokens: Sequence[int], tell: Tell = lambda *_
         logits: npt.NDArray[np.single] = np.ctypeslib.as_array(llama_cpp.llama_get_logits(llm.ctx), shape=shape)
         return np.array(logits, np.single)  # a copy: the next batch overwrites them
 
-    def behind(sizes: Sequence[int]) -> npt.NDArray[np.single]:
-        llama_cpp.llama_memory_clear(memory, True)
-        for position in range(0, _N_BEHIND, llm.n_batch):
-            rows(position, min(position + llm.n_batch, _N_BEHIND))
-        ends = list(itertools.accumulate(sizes, initial=_N_BEHIND))
-        return np.concatenate([rows(*span) for span in zip(ends, ends[1:])])
+    def all(self, n: int) -> npt.NDArray[np.single]:
+        """The logits of the first n tokens, in batches that are as large as possible."""
+        size = self._llm.n_batch
+        return np.concatenate([self.rows(begin, min(begin + size, n)) for begin in range(0, n, size)])
 
-    try:
+
+def compare_batches(llm: FlyLlama, tokens: Sequence[int], tell: Tell = lambda *_: None) -> WholeBatches:
+    """Evaluates tokens one by one and in batches of 1 to 32, always behind the same ones. The sequence is empty
+    afterwards. Raises NativeError if llama.cpp cannot evaluate them."""
+    n_most = min(_N_ROWS, llm.n_batch, llm.n_ctx() - _N_BEHIND)
+    text = list(itertools.islice(itertools.cycle(tokens), _N_BEHIND + n_most))
+    with _Texts(llm, text) as texts:
+
+        def behind(sizes: Sequence[int]) -> npt.NDArray[np.single]:
+            texts.clear()
+            texts.all(_N_BEHIND)
+            ends = list(itertools.accumulate(sizes, initial=_N_BEHIND))
+            return np.concatenate([texts.rows(*span) for span in zip(ends, ends[1:])])
+
         return compare_with_alone(behind, n_most, tell)
-    finally:
-        llama_cpp.llama_batch_free(batch)
-        llama_cpp.llama_memory_clear(memory, True)
-        llm.reset()
+
+
+def logits_of(llm: FlyLlama, tokens: Sequence[int]) -> npt.NDArray[np.single]:
+    """The logits behind each token of a text, [len(tokens)][vocabulary]. The sequence is empty afterwards. Raises
+    NativeError if llama.cpp cannot evaluate it."""
+    with _Texts(llm, tokens) as texts:
+        return texts.all(len(tokens))
+
+
+def compare_with_stock(ours: npt.NDArray[np.single], theirs: npt.NDArray[np.single]) -> AgainstStock:
+    """Logits with our kernels and with llama.cpp's, [tokens][vocabulary]. What shifts all logits of a token alike does
+    not count, as in a softmax."""
+    a, b = (one - one.mean(axis=1, keepdims=True) for one in (ours.astype(np.float64), theirs.astype(np.float64)))
+    apart = np.sqrt(((a - b) ** 2).mean(axis=1) / np.maximum((b**2).mean(axis=1), np.finfo(np.single).tiny))
+    n_same = int((ours.argmax(axis=1) == theirs.argmax(axis=1)).sum())
+    return AgainstStock(len(ours), n_same, float(np.median(apart)))
 
 
 # ---- Answers ---------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from described import POPULAR, make
 from pyfly_cpp import DraftModel, FlyBatch, FlyLlama, PromptLookup, _native
 from pyfly_cpp.machine import kernels
 from pyfly_cpp.measure.proof import Answered, Proof, TypeProducts, Way, WholeBatches, ranges, render
-from pyfly_cpp.measure.proving import KnownAnswers, prove
+from pyfly_cpp.measure.proving import KnownAnswers, compare_with_stock, prove
 
 needs_kernels = pytest.mark.skipif(kernels._WHY_NOT is not None, reason=f"no kernels: {kernels._WHY_NOT}")
 
@@ -111,6 +111,18 @@ def test_a_difference_is_counted_once_for_each_answer():
     assert made(ways=ways).other == ("a", "b") and "in 2 of 2 answers, in 1 of them" in made(ways=ways).verdict
 
 
+def test_logits_that_are_far_from_those_of_the_stock_kernels_are_wrong():
+    theirs = np.random.default_rng(0).normal(size=(5, 100)).astype(np.single)
+    noise = np.random.default_rng(1).normal(size=(5, 100)).astype(np.single)
+    near = compare_with_stock(theirs + 0.01 * noise + np.single(3.0), theirs)  # a shift changes no probability
+    assert near.n_same >= 4 and 0.005 < near.apart < 0.02 and made(stock=near).is_exact
+    nothing = np.full_like(theirs, np.nan)
+    for wrong in (compare_with_stock(noise, theirs), compare_with_stock(nothing, theirs)):
+        proof = made(stock=wrong)
+        assert not proof.is_exact and proof.has_differences and "stock" in proof.verdict and "report" in proof.verdict
+    assert [text for name, text in made(stock=near).rows() if "llama.cpp" in name]
+
+
 def test_ranges_in_words():
     assert [ranges(n) for n in ((), (2,), (2, 3), (1, 2, 3), (2, 5, 9, 10, 11, 12))] == [
         "", "2", "2 and 3", "1 to 3", "2, 5 and 9 to 12",
@@ -157,6 +169,7 @@ def test_the_tiny_model_is_exact(every_type, tiny_target, tiny_draft):
         assert 0 < by_name[name].n_accepted < by_name[name].n_drafted, name
     assert proof.n_sampled == 1 and proof.batches.n_most == 32
     assert [(one.type, one.is_ours, one.differ) for one in proof.products] == [("f16", True, ())]
+    assert proof.stock.n_same == proof.stock.n == 64 and 0 < proof.stock.apart < 0.01
 
 
 def test_a_required_drafter_that_cannot_be_opened_is_named(tiny_target):
@@ -174,7 +187,7 @@ def test_kernels_that_round_by_the_batch_are_found(tiny_target):
     proof = proof_of(tiny_target, kernels="stock", flash_attn=True)
     assert not proof.is_exact and proof.reasons
     assert proof.batches.differ and proof.batches.largest > 0 and proof.other
-    assert all(not one.is_ours for one in proof.products)
+    assert all(not one.is_ours for one in proof.products) and proof.stock is None
 
 
 @needs_kernels
