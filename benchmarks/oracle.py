@@ -1,8 +1,8 @@
 """The most that loose acceptance can gain, and the steps that a loose token saves: an oracle decides by the answers.
 
     python benchmarks/oracle.py --model TARGET --draft DRAFT --data FOLDER --out FILE.jsonl
-        [--drafter WORD] [--part gsm8k] [--limit 30] [--k 8] [--parallel 4] [--rejoin 24] [--every 8] [--horizon 64]
-        [--threads N] [--minutes M] [--record FILE.json.gz]
+        [--drafter WORD] [--part gsm8k] [--limit 30] [--k 8] [--steps 0] [--parallel 4] [--rejoin 24] [--every 8]
+        [--horizon 64] [--threads N] [--minutes M] [--record FILE.json.gz]
 
 The bound. Each item that exact decoding answers right is decoded greedily with K drafts in each step, once exactly and
 once with an oracle for a gate. The oracle walks through the answer. Where a draft is not the target's choice, it keeps
@@ -14,8 +14,9 @@ first wrong draft where this one does not. (It is greedy: a token that it keeps 
 than another would.) A copy whose last --rejoin tokens are also in the answer at hand, behind the place, is taken to go
 on as that does, which saves finishing most copies; 0 finishes them all. Control tokens are never kept, and no window
 follows. The gain is the steps of exact decoding over those of the oracle, of all items together; also printed are the
-tokens per step, because an oracle's answers may be shorter or longer. Items that exact decoding gets wrong are left
-out: whatever is kept there costs nothing.
+tokens per step, because an oracle's answers may be shorter or longer. With --steps the oracle stops after so many
+steps of each answer, and exact decoding counts up to the same number of tokens: most of the time goes into finishing
+copies. Items that exact decoding gets wrong are left out: whatever is kept there costs nothing.
 
 m. For every --every-th token that the oracle keeps, exact decoding continues in both ways, with the token and without
 it, for up to --horizon tokens. m is by how many steps the way with it is ahead at the same number of tokens, the last
@@ -140,10 +141,19 @@ class Walk:
     """One item."""
 
     def __init__(
-        self, target: Target, task: Task, item: Item, prompt: Prompt, every: int, horizon: int, rejoin: int
+        self,
+        target: Target,
+        task: Task,
+        item: Item,
+        prompt: Prompt,
+        every: int,
+        horizon: int,
+        rejoin: int,
+        most_steps: int = 0,
     ) -> None:
+        """`most_steps`: of the oracle; 0: all."""
         self.target, self.task, self.item, self.prompt = target, task, item, prompt
-        self.every, self.horizon, self.rejoin = every, horizon, rejoin
+        self.every, self.horizon, self.rejoin, self.most_steps = every, horizon, rejoin, most_steps
         self.n_prompt = len(prompt.tokens)
         self.end = self.n_prompt + target.most
         self.mismatches: list[Row] = []
@@ -164,14 +174,15 @@ class Walk:
         text = [*prompt.tokens, *(one.token for one in exact)]
         line = {"item": self.item.id, "group": self.item.unit, "right": self.is_right(text)}
         if line["right"]:
-            n_steps = len({one.round for one in exact})
-            line |= {"tokens": len(exact), "steps": n_steps, **self.oracle(text, keeps), "mismatches": self.mismatches}
+            found = self.oracle(text, keeps)
+            n = min(len(exact), found["oracle_tokens"]) if self.most_steps else len(exact)
+            line |= {"tokens": n, "steps": steps_to(exact, n), **found, "mismatches": self.mismatches}
         return line
 
     def oracle(self, text: list[int], keeps: Callable[[Sequence[int]], bool]) -> Row:
         """Tokens and steps of the oracle. `text`: prompt and exact answer."""
         at, n_steps, n_kept = self.n_prompt, 0, 0
-        while at < len(text):
+        while at < len(text) and n_steps < (self.most_steps or len(text)):
             draft, margin = self.target.drafted(text[:at], self.prompt, min(self.target.k + 1, self.end - at))
             n_steps += 1
             for i, token in enumerate(draft):
@@ -277,7 +288,7 @@ def m_of_sums(sums: Any) -> Any:
 
 def conditions(args: argparse.Namespace) -> Row:
     """What must be equal for items to stand in one table."""
-    names = ("part", "k", "max_tokens", "every", "horizon", "rejoin")
+    names = ("part", "k", "steps", "max_tokens", "every", "horizon", "rejoin")
     models = {name: describe_model(path) for name in ("model", "draft") if (path := getattr(args, name)) is not None}
     return {**{name: getattr(args, name) for name in names}, "drafter": args.drafter.partition(":")[0], **models}
 
@@ -311,7 +322,7 @@ def record_items(args: argparse.Namespace, items: Sequence[Item], lines: Lines) 
             if time.monotonic() > ends:
                 return
             prompt = generator.render(task.messages(item), task.prefix(item), task.stop(item))
-            line = Walk(target, task, item, prompt, args.every, args.horizon, args.rejoin).run()
+            line = Walk(target, task, item, prompt, args.every, args.horizon, args.rejoin, args.steps).run()
             with adding:
                 lines.append(line)
             print({name: value for name, value in line.items() if name != "mismatches"}, file=sys.stderr, flush=True)
@@ -331,6 +342,7 @@ def main() -> None:
     parser.add_argument("--part", choices=("gsm8k", "commonsenseqa"), default="gsm8k")
     parser.add_argument("--limit", type=int, default=30, help="items (default 30)")
     parser.add_argument("--k", type=int, default=8, help="tokens drafted in a step (default 8)")
+    parser.add_argument("--steps", type=int, default=0, help="steps of the oracle in each answer (default 0, all)")
     parser.add_argument("--parallel", type=int, default=4, help="items at a time (default 4)")
     parser.add_argument(
         "--rejoin", type=int, default=24, help="tokens after which a copy is as the answer (default 24)"
