@@ -27,8 +27,9 @@ from pyfly_cpp.cli.loading import (
     named_once,
     reasons_from,
     silence,
+    try_kernels,
 )
-from pyfly_cpp.cli.terminal import note, write, write_sentences
+from pyfly_cpp.cli.terminal import Bar, note, write, write_sentences
 from pyfly_cpp.decoding.drafters import DRAFTERS
 from pyfly_cpp.errors import NativeError, PyflyError, RpcError
 from pyfly_cpp.machine import exactness, extra_buffers, kernels
@@ -102,6 +103,8 @@ def command(
     model = named_once(named, model)
     _require_use(proves, model, output, prompt_file)
     prove.require_output(output, force)
+    with Bar() as bar:
+        try_kernels(None, bar)
     remote, problems = _remote_devices(arguments.get("rpc_servers", ()))
     report: dict[str, Any] = {"versions": _versions(), "machine": _machine(), "devices": [*_devices(), *remote]}
     report["rpc_problems"] = problems

@@ -20,7 +20,7 @@ from pyfly_cpp.cli import _COMMANDS, cli
 from pyfly_cpp.cli.headings import HeadedCommand
 from pyfly_cpp.cli.text import repaired
 from pyfly_cpp.errors import NativeError
-from pyfly_cpp.machine import extra_buffers
+from pyfly_cpp.machine import extra_buffers, kernels
 
 from .conftest import DRAFT, HYBRID, TARGET
 
@@ -503,6 +503,16 @@ def test_devices_of_the_commands(run):
     result = run("bench", "--model", TARGET, *where, *ONE_THREAD, *few)
     assert result.code == 0 and result.out.count("┏") > 1 and "draft of a step" in result.out
     assert "layers on the GPU, devices: none, draft_devices: none" in result.out
+
+
+@pytest.mark.parametrize("is_tried, more", [(True, ()), (False, ("--kernels", "stock"))])
+def test_the_first_start_tells_that_it_tries_the_kernels(run, monkeypatch, is_tried, more):
+    monkeypatch.setattr(kernels, "is_untried", lambda: True)
+    result = run("complete", "-m", TARGET, *ONE_THREAD, "-n", 1, *more, "Tom has")
+    assert result.code == 0
+    assert result.err.count("Trying the kernels on this machine, once.\n") == is_tried
+    monkeypatch.setattr(kernels, "is_untried", lambda: is_tried)
+    assert run("doctor", "--json").err.count("Trying the kernels") == is_tried
 
 
 @pytest.fixture
