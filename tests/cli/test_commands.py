@@ -570,7 +570,15 @@ def test_doctor_on_a_hybrid_with_a_head(run):
     report = json.loads(run("doctor", "--json", "-m", HYBRID).out)
     assert report["model"]["n_layer_mtp"] == 1
     assert report["model"]["is_recurrent"]
-    assert "recurrent state is rolled back" in run("doctor", "-m", HYBRID).out
+    shown = run("doctor", "-m", HYBRID).out
+    assert "recurrent state is rolled back" in shown and "with an MTP head" in shown
+
+
+def test_doctor_leaves_out_what_is_as_usual(run):
+    shown = run("doctor", "-m", TARGET).out
+    assert "llama, 6 layers\n" in shown
+    assert not re.search("MTP|protected|vector code", shown)
+    assert ("extra buffers" in shown) == (not extra_buffers.verdict().usable)
 
 
 def test_doctor_names_the_difference(run, tmp_path):
