@@ -26,7 +26,7 @@ from pyfly_cpp import (
     PromptLookup,
     PyflyError,
 )
-from pyfly_cpp.cli import main
+from pyfly_cpp.cli import main, models_command
 from pyfly_cpp.decoding import EXACT, PLAIN, Decoding, companions
 from pyfly_cpp.decoding import resolve as resolving
 from pyfly_cpp.decoding.resolve import Resolved, resolve
@@ -382,6 +382,8 @@ def test_memory_is_left_for_the_target(target, tiny_draft, monkeypatch):
         ("mistralai_Mistral-Small-3.2-24B-Instruct-2506-Q4_K_M.gguf", "Mistral Small 3"),
         ("SmolLM2-1.7B-Instruct.Q4_K_M.gguf", "SmolLM2"),
         ("Qwen2.5-0.5B-Instruct-Q8_0.gguf", None),
+        ("qwen2.5-coder-1.5b-instruct-q4_k_m.gguf", "Qwen2.5-Coder"),
+        ("Qwen3-0.6B-Q8_0.gguf", None),
         ("my-model.gguf", None),
         ("qwen2.5-coder:7b", "Qwen2.5-Coder"),
         ("llama3.1:8b", "Llama 3.1, 3.2, 3.3"),
@@ -402,11 +404,15 @@ def test_the_command(target, tiny_draft, tiny_qwen35, capsys, monkeypatch):
             main(["models", "pair", *map(str, arguments)])
         return e.value.code, *capsys.readouterr()
 
+    draft = "hf:Qwen/Qwen3-0.6B-GGUF:Q8_0"
+    assert f"{draft} (639.4 MB) is too large to draft for it: more than 50% of its size.\n" in run(named)[2]
+    assert json.loads(run(named, "--json")[1])["published"] is None
+    monkeypatch.setattr(models_command, "bytes_of_model", lambda path: 2 * 639446688)
     code, out, err = run(named)
     assert code == 0
     assert out.splitlines() == ["* draft.gguf   2.4 MB   22%  a draft model"]
     published = "Published draft for Qwen3 (639.4 MB, Apache-2.0):"
-    assert f"{published}\n  pyfly-cpp models fetch hf:Qwen/Qwen3-0.6B-GGUF:Q8_0" in err
+    assert f"{published}\n  pyfly-cpp models fetch {draft}" in err
     shown = json.loads(run(named, "--json")[1])
     assert shown["here"][0]["path"] == str(target.parent / "draft.gguf")
     assert shown["published"]["family"] == "Qwen3"

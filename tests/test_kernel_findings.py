@@ -49,7 +49,9 @@ def says(**what):
 
 def test_what_is_right_is_used_and_found_once(program):
     program(RIGHT, says(slower=[]))
+    assert findings.is_untried()
     assert findings.find().used == set(ALL)
+    assert not findings.is_untried()
     program("sys.exit('a second trial')")
     assert findings.find().used == set(ALL)
 

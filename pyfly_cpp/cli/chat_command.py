@@ -229,6 +229,9 @@ class ChatLoop:
         """A message of the user, behind what was read for it."""
         if self._answer(self._conversation, f"{self._read}\n{text}" if self._read else text):
             self._read = ""
+        else:
+            kept = "; what was read goes before the next one" if self._read else ""
+            note(f"(stopped before the first word; your message was forgotten{kept})")
 
     def _answer(self, before: Conversation, text: str) -> bool:
         """One turn. It becomes the conversation's last when it is over, with the text written before an interrupt; a
@@ -239,7 +242,6 @@ class ChatLoop:
         llm, messages = self._llm, turn.prompt()
         answer = self._stream(lambda request: llm.write_chat(messages, **request), lambda: hear_chat(llm, messages))
         if answer is None:
-            note("(stopped before the first word; your message was forgotten)")
             return False
         turn.say("assistant", answer)
         self._conversation = turn
@@ -350,7 +352,8 @@ class ChatLoop:
             before, message = self._conversation.without_last_turn()
             if self._options.sampling["temperature"] == 0 or self._options.sampling["seed"] is not None:
                 note("(with temperature 0, or a seed, it is likely to be the same one; /set changes that)")
-            self._answer(before, message)
+            if not self._answer(before, message):
+                note("(stopped before the first word; the conversation is as before)")
         elif name == "/continue":
             self._continue()
         elif name == "/undo" and self._read:

@@ -27,10 +27,11 @@ from pyfly_cpp.cli.loading import (
     named_once,
     reasons_from,
     silence,
+    try_kernels,
 )
-from pyfly_cpp.cli.terminal import note, write, write_sentences
+from pyfly_cpp.cli.terminal import Bar, note, write, write_sentences
 from pyfly_cpp.decoding.drafters import DRAFTERS
-from pyfly_cpp.errors import NativeError, PyflyError, RpcError
+from pyfly_cpp.errors import NativeError, PyflyError, RpcError, counted
 from pyfly_cpp.machine import exactness, extra_buffers, kernels
 from pyfly_cpp.machine.conditions import used_by_others
 from pyfly_cpp.machine.devices import devices
@@ -102,6 +103,8 @@ def command(
     model = named_once(named, model)
     _require_use(proves, model, output, prompt_file)
     prove.require_output(output, force)
+    with Bar() as bar:
+        try_kernels(None, bar)
     remote, problems = _remote_devices(arguments.get("rpc_servers", ()))
     report: dict[str, Any] = {"versions": _versions(), "machine": _machine(), "devices": [*_devices(), *remote]}
     report["rpc_problems"] = problems
@@ -314,13 +317,15 @@ def _show(report: dict[str, Any]) -> None:
         ("system", machine["system"]),
         ("physical cores", f"{machine['physical_cores']}{load}"),
         ("threads", _threads(machine)),
-        ("our vector code", machine["row_statistics"]),
         ("llama.cpp features", machine["llama_cpp_features"]),
         ("GPU offload", offload),
         ("RPC servers", "yes" if machine["rpc"] else "no: build llama-cpp-python with CMAKE_ARGS=-DGGML_RPC=on"),
-        ("extra buffers", _describe_extra_buffers(machine["extra_buffers"])),
         ("kernels", machine["kernels"]),
     ]
+    buffers = machine["extra_buffers"]
+    if not buffers["usable"]:
+        remedy = "" if buffers["remedy"] is None else f"; {buffers['remedy']}"
+        rows.append(("extra buffers", f"not used: {buffers['reason']}{remedy}"))
     for device in report["devices"]:
         memory = f"{in_words(device['memory_free'])} of {in_words(device['memory_total'])} free"
         rows.append((f"device {device['name']}", f"{device['kind']}, {device['description']}, {memory}"))
@@ -339,26 +344,20 @@ def _show(report: dict[str, Any]) -> None:
         note("\nA model, and whether a draft fits it: pyfly-cpp doctor -m MODEL -d DRAFT")
 
 
-def _describe_extra_buffers(verdict: dict[str, Any]) -> str:
-    remedy = "" if verdict["remedy"] is None else f"; {verdict['remedy']}"
-    return f"{'used' if verdict['usable'] else 'not used'}: {verdict['reason']}{remedy}"
-
-
 def _describe(model: dict[str, Any]) -> list[tuple[str, str]]:
-    n_protected = model["n_protected"]
     drafts = "possible"
-    if n_protected is None:
+    if model["n_protected"] is None:
         drafts = "-: llama.cpp makes no context of this file alone (a draft head?)"
     elif model["is_recurrent"]:
         drafts = "possible; its recurrent state is rolled back through snapshots, or replayed"
+    head = ", with an MTP head" if model["n_layer_mtp"] else ""
     n_params = f"{model['n_params'] / 1e9:.2f} B" if model["n_params"] >= 1e9 else f"{model['n_params'] / 1e6:.1f} M"
     return [
         ("  name", model["name"] or "-"),
-        ("  architecture", f"{model['architecture']}, {model['n_layer']} layers, {model['n_layer_mtp']} MTP layers"),
+        ("  architecture", f"{model['architecture']}, {counted(model['n_layer'], 'layer')}{head}"),
         ("  size", f"{in_words(model['size'])}, {n_params} parameters, {model['quantisation']}"),
         ("  context", f"{model['n_ctx_train']} tokens"),
         ("  vocabulary", f"{model['n_vocab']} tokens, {model['vocab_type']}"),
-        ("  protected tokens", "-" if n_protected is None else str(n_protected)),
         ("  chat template", "yes" if model["chat_template"] else "no"),
         ("  drafts", drafts),
         ("  same answers", _same_answers(model["inexact"])),

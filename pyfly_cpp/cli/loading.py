@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -221,6 +222,7 @@ class Models:
                 else:
                     bar.update("measuring the cost of batches and drafts", 0, None)
 
+            try_kernels(self.arguments.get("kernels"), bar)
             on_load(0.0)
 
             return load(self.model, *first, on_load=on_load, **given, **arguments)
@@ -237,6 +239,17 @@ class Models:
                 f"Warning: {self.model.name} was trained on contexts of {trained} tokens, and --n-ctx asks for "
                 f"{n_ctx}: it takes memory for all of them, and longer answers are often nonsense."
             )
+
+
+def try_kernels(choice: str | None, bar: Bar) -> None:
+    """Tries our kernels if that is still to be done on this machine, and tells it, as it takes a while. `choice`: as of
+    `kernels.require_choice`, which raises the same."""
+    if kernels.require_choice(choice) == "stock" or not kernels.is_untried():
+        return
+    bar.update("trying the kernels on this machine, once", 0, None)
+    if not sys.stderr.isatty():
+        note("Trying the kernels on this machine, once.")
+    kernels.verdict()
 
 
 def is_full(llm: FlyLlama) -> bool:

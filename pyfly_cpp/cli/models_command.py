@@ -12,12 +12,13 @@ from typing import Any
 import click
 
 from pyfly_cpp.cli.offering import fetch_with_bar
+from pyfly_cpp.cli.self_draft import DEFAULT_TYPE, can_draft_for_itself
 from pyfly_cpp.cli.self_draft import command as draft
 from pyfly_cpp.cli.terminal import ask_for, note, write
-from pyfly_cpp.decoding.companions import companions
+from pyfly_cpp.decoding.companions import MOST_SHARE, companions
 from pyfly_cpp.decoding.resolve import has_mtp_head
 from pyfly_cpp.machine.cache import kept_here
-from pyfly_cpp.machine.memory import in_words
+from pyfly_cpp.machine.memory import bytes_of_model, in_words
 from pyfly_cpp.models import hub
 from pyfly_cpp.models import named as models
 from pyfly_cpp.models.here import models_here
@@ -126,10 +127,10 @@ def pair(target: str | None, as_json: bool) -> None:
         _show_families(as_json)
     elif hub.is_hub_name(target) and models.locate(target) is None:
         _show_offers(*offers(hub.read_name(target)), as_json)
-    elif models.locate(target) is None and not os.path.exists(target) and published_pair(target) is not None:
-        _show_published(published_pair(target), as_json)
+    elif models.locate(target) is None and not os.path.exists(target) and (known := published_pair(target)):
+        _show_published(known, as_json)
         if not as_json:
-            _suggest_own_draft("FILE")
+            _suggest_own_draft("FILE", "A model of type F16 or Q8_0")
     else:
         try:
             file = models.resolve_model(target)
@@ -149,7 +150,9 @@ def _show_families(as_json: bool) -> None:
             click.echo(f"  for hf:{repo}")
 
 
-def _show_offers(target: Offer, draft: Offer | None, as_json: bool) -> None:
+def _show_offers(target: Offer, published: Offer | None, as_json: bool) -> None:
+    is_too_large = published is not None and _is_too_large(published.model.size, target.model.size)
+    draft = None if is_too_large else published
     if as_json:
         click.echo(json.dumps({"target": _offer(target), "draft": draft and _offer(draft)}, indent=2))
         return
@@ -162,7 +165,7 @@ def _show_offers(target: Offer, draft: Offer | None, as_json: bool) -> None:
                 facts.append("its terms must be accepted on its page")
             write(f"{what:6}  {offer.name}  {', '.join(facts)}\n")
     if draft is None:
-        note("No published draft for it is known.")
+        note(_why_no_draft(str(published.name) if published else None, published.model.size if published else 0))
     names = [str(offer.name) for offer in (target, draft) if offer is not None]
     click.echo(f"  pyfly-cpp models fetch {' '.join(names)}", err=True)
     click.echo(f"  pyfly-cpp chat -m {' -d '.join(names)}", err=True)
@@ -179,7 +182,8 @@ def _offer(offer: Offer) -> dict[str, Any]:
 def _show_companions(path: Path, as_json: bool) -> None:
     has_head = has_mtp_head(path)
     here = list(companions(path))
-    published = published_pair(path)
+    known = published_pair(path)
+    published = None if known is not None and _is_too_large(known.size, bytes_of_model(path)) else known
     if as_json:
         files = [
             {"path": str(one.path), "drafter": one.drafter.word, "size": one.size, "share": one.share} for one in here
@@ -197,22 +201,35 @@ def _show_companions(path: Path, as_json: bool) -> None:
         click.echo("No file on this machine fits it as a draft.")
     if has_head or here:
         note("* used by --drafter auto; percentages: size relative to the model")
-    _show_published(published, as_json)
-    if not has_head:
-        _suggest_own_draft(shlex.quote(str(path)))
+    if published is None:
+        note(_why_no_draft(known.draft if known else None, known.size if known else 0))
+    else:
+        _show_published(published, as_json)
+    if not has_head and can_draft_for_itself(path):
+        _suggest_own_draft(shlex.quote(str(path)), "It")
 
 
-def _suggest_own_draft(file: str) -> None:
-    note("A model of type F16 or Q8_0 can also draft for itself, quantised further:")
-    click.echo(f"  pyfly-cpp models draft {file} --type Q4_K_M", err=True)
+def _suggest_own_draft(file: str, subject: str) -> None:
+    note(f"{subject} can also draft for itself, quantised further:")
+    click.echo(f"  pyfly-cpp models draft {file} --type {DEFAULT_TYPE}", err=True)
 
 
-def _show_published(published: Pair | None, as_json: bool) -> None:
+def _is_too_large(n_draft: int, n_target: int) -> bool:
+    """Whether a draft of so many bytes is left out for a target of so many, as `companions` does."""
+    return n_draft > MOST_SHARE * n_target
+
+
+def _why_no_draft(name: str | None, size: int) -> str:
+    """Why no published draft is shown: this one is too large; None: there is none."""
+    if name is None:
+        return "No published draft for it is known."
+    return f"{name} ({in_words(size)}) is too large to draft for it: more than {MOST_SHARE:.0%} of its size."
+
+
+def _show_published(published: Pair, as_json: bool) -> None:
     """The published draft of a family."""
     if as_json:
-        click.echo(json.dumps({"published": published and asdict(published)}, indent=2))
-    elif published is None:
-        note("No published draft for it is known.")
+        click.echo(json.dumps({"published": asdict(published)}, indent=2))
     elif published.draft is None:
         note(f"{published.family}: {published.note}")
     else:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Iterator
 
 from rich.progress import MofNCompleteColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from pyfly_cpp.cli.terminal import Bar, note
+from pyfly_cpp.cli.terminal import EVERY, Bar, note
 from pyfly_cpp.errors import counted
-
-EVERY = 60.0
-"""Seconds between lines. What takes no longer has none."""
 
 
 class Advance:
@@ -23,7 +19,6 @@ class Advance:
         self._bar, self._what, self._n_total, self._n_settings = bar, what, n_total, n_settings
         self._first: tuple[int, float] | None = None  # what the first call told, and when
         self._is_estimated = False
-        self._told = time.monotonic()
         bar.update(what, 0, n_total)
 
     def __call__(self, done: int, description: str, /) -> None:
@@ -39,9 +34,8 @@ class Advance:
             left = (self._n_total - done) * (now - began) / (done - first)
         is_long = left is not None and not self._is_estimated and left >= EVERY
         self._is_estimated |= left is not None
-        if (is_long or now - self._told >= EVERY) and not sys.stderr.isatty():
-            self._told = now
-            note(f"{self._what}: {done} of {self._n_total}{'' if left is None else f', about {_in_words(left)} left'}")
+        more = "" if left is None else f", about {_in_words(left)} left"
+        self._bar.tell(f"{self._what}: {done} of {self._n_total}{more}", is_long)
 
 
 def _in_words(seconds: float) -> str:

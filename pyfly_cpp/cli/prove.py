@@ -80,7 +80,7 @@ def run(
         proof = prove(
             load, prompts, drafters, first=first, max_tokens=max_tokens, n_threads=n_threads, left_out=left_out,
             required=("MTP head", "draft"),
-            tell=lambda name, done, total: bar.update(name, done, total, f"{done} of {total}"),
+            tell=lambda name, done, total: bar.update(f"proof, {name}", done, total, f"{done} of {total}"),
         )  # fmt: skip
     files = {name: describe_model(path) for name, path in (("model", model), ("draft", draft)) if path is not None}
     options = {name: value for name, value in models.arguments.items() if name != "verbose"}

@@ -28,6 +28,8 @@ class _Type(NamedTuple):
     """Bits of a weight, a little too many: some matrices are kept in larger types."""
 
 
+DEFAULT_TYPE = "Q4_K_M"
+
 _TYPES = {
     "Q2_K": _Type(llama_cpp.LLAMA_FTYPE_MOSTLY_Q2_K, 3.6),
     "Q3_K_S": _Type(llama_cpp.LLAMA_FTYPE_MOSTLY_Q3_K_S, 3.9),
@@ -50,7 +52,7 @@ def _gone(*names: str, is_flag: bool = False) -> Declared:
 
 @click.command("draft", epilog="Example: pyfly-cpp models draft target.gguf --type Q4_K_M")
 @click.argument("target")
-@click.option("--type", "name", default="Q4_K_M", show_default=True, metavar="TYPE",
+@click.option("--type", "name", default=DEFAULT_TYPE, show_default=True, metavar="TYPE",
               type=click.Choice(tuple(_TYPES), case_sensitive=False), help=f"{', '.join(_TYPES)}.")  # fmt: skip
 @click.option("-o", "--output", metavar="FILE", help="The draft to write.  [default: next to TARGET, by its type]")
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
@@ -84,6 +86,15 @@ def command(target: str, name: str, output: str | None, force: bool) -> None:
         quantize(model, unfinished, _TYPES[name].ftype, poll, failure)
     click.echo(f"{draft} ({in_words(draft.stat().st_size)}) is written. Compare it with no drafts:")
     click.echo(f"  pyfly-cpp bench -m {shlex.quote(str(model))} -d {shlex.quote(str(draft))}")
+
+
+def can_draft_for_itself(model: Path) -> bool:
+    """Whether the command makes a draft of DEFAULT_TYPE from this model."""
+    try:
+        _size(model, DEFAULT_TYPE)
+    except ValueError:
+        return False
+    return True
 
 
 def _size(model: Path, name: str) -> int:

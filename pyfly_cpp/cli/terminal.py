@@ -9,6 +9,7 @@ import signal
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Iterator
 from typing import TextIO
 
@@ -16,6 +17,9 @@ import click
 from rich.cells import get_character_cell_size
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn
+
+EVERY = 60.0
+"""Seconds between the lines of a long command, if stderr is no terminal. What takes no longer has none."""
 
 _CONTROLS = (*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _VISIBLE = {code: f"\\u{code:04x}" for code in _CONTROLS if chr(code) not in "\n\t"}
@@ -149,7 +153,7 @@ def ask_for(work: str, is_allowed: bool) -> None:
 
 
 class Bar:
-    """A progress bar on stderr; nothing at all if stderr is no terminal."""
+    """A progress bar on stderr or, if that is no terminal, a line a minute."""
 
     def __init__(self, *columns: ProgressColumn) -> None:
         """`columns`: what stands behind text and bar; nothing: the `count` of `update`."""
@@ -162,21 +166,35 @@ class Bar:
         self._file: TextIO | None = None
         self._progress: Progress | None = None
         self._task: TaskID | None = None
+        self._told = time.monotonic()
 
     def update(self, text: str, done: float, total: float | None, count: str = "") -> None:
-        """Shows how far we are, beginning at the first call; with the total None, that something is running."""
+        """Shows how far we are, beginning at the first call; with the total None, that something is running. Lines are
+        of updates with a count."""
+        self._open()
         if self._progress is None and not sys.stderr.isatty():
+            if count:
+                self.tell(f"{text}: {count}")
             return
         text = text.translate(_VISIBLE)
         if self._progress is None:
-            with contextlib.suppress(OSError, ValueError):  # a stderr without a descriptor
-                self._file = os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding=sys.stderr.encoding, errors="replace")
             console = Console(file=self._file, stderr=True)
             self._progress = Progress(*self._columns, console=console, transient=True)
             self._task = self._progress.add_task(text, total=total, count=count)
             self._progress.start()
         assert self._task is not None
         self._progress.update(self._task, description=text, completed=done, total=total, count=count)
+
+    def tell(self, line: str, is_now: bool = False) -> None:
+        """Writes a line if stderr is no terminal, and the last one was a minute ago or `is_now`."""
+        if (is_now or time.monotonic() - self._told >= EVERY) and not sys.stderr.isatty():
+            self._told = time.monotonic()
+            click.secho(line, dim=True, err=True, file=self._file)
+
+    def _open(self) -> None:
+        if self._file is None:
+            with contextlib.suppress(OSError, ValueError):  # a stderr without a descriptor
+                self._file = os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding=sys.stderr.encoding, errors="replace")
 
     def stop(self) -> None:
         """Takes the bar away."""

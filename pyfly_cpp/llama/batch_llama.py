@@ -70,61 +70,36 @@ class BatchLlama(DraftingLlama):
             raise ArgumentError(
                 f"{n_parallel} requests of {n_ctx} tokens are more than a cache can hold; lower {{n_ctx}}."
             )
-        self._n_cells = _rounded_up(n_all)
-        if self._n_ctx_of_text <= info.n_ctx_short < self._n_cells:
+        n_cells = _rounded_up(n_all)
+        if self._n_ctx_of_text <= info.n_ctx_short < n_cells:
             # llama.cpp chooses the RoPE scaling by the size of the whole cache; the size of one request decides here.
             key = f"{info.architecture}.rope.scaling.original_context_length"
-            kwargs["kv_overrides"] = {key: self._n_cells, **(kwargs.get("kv_overrides") or {})}
+            kwargs["kv_overrides"] = {key: n_cells, **(kwargs.get("kv_overrides") or {})}
             kwargs["yarn_orig_ctx"] = kwargs.get("yarn_orig_ctx") or info.n_ctx_short
-        self._bytes_of_text: int | None = None
         try:
-            super().__init__(model_path, n_ctx=self._n_cells, **kwargs)
+            super().__init__(model_path, n_ctx=n_cells, **kwargs)
         except ValueError as error:
-            if not self._bytes_of_text or "could not make a context" not in str(error):
+            if not self._bytes_of_context or "could not make a context" not in str(error):
                 raise
             raise ArgumentError(
-                f"llama.cpp could not make a context for {n_parallel} requests of {n_ctx} tokens: each takes "
-                f"{memory.in_words(self._bytes_of_text)}; lower {{room}}."
+                f"llama.cpp could not make a context for {n_parallel} requests of {n_ctx} tokens: {self._each_takes}"
             ) from error
         self._access.process = Process(self._public_name)  # also with one thread: others step and read
 
-    @property
-    def context_params(self) -> Any:
-        """Parameters of a context for several sequences in one cache. Checks that it fits first."""
-        params = super().context_params
+    def _adapt(self, params: Any) -> None:
+        """For several sequences in one cache."""
         params.n_seq_max = self.n_parallel
         params.kv_unified = True
         if self._may_choose_attention:
             params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO
-        if "_model" in self.__dict__ and self._bytes_of_text is None:
-            self._require_memory(params)
-        return params
 
-    @context_params.setter
-    def context_params(self, params: Any) -> None:
-        self._context_params = params
+    def _too_large(self, n_ctx: int, need: str) -> str:
+        return f"{counted(self.n_parallel, 'request')} of {self._n_ctx_of_text} tokens {need}: {self._each_takes}"
 
-    def _require_memory(self, params: Any) -> None:
-        """Raises ValueError if the caches are larger than what is free; llama.cpp fills them, and the system would
-        end the process."""
-
-        n = self._simulated(params)
-        if n is None and self._may_choose_attention:
-            # llama.cpp has no graph of this model with flash attention (PLM), or cannot make the context at all.
-            params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
-            n = self._simulated(params)
-            self._may_choose_attention = n is None
-        n_needed, n_free = n or 0, memory.available()
-        self._bytes_of_text = n_needed // self.n_parallel
-        if n_free is not None and n_needed > n_free:
-            raise ArgumentError(
-                f"{counted(self.n_parallel, 'request')} of {self._n_ctx_of_text} tokens would need "
-                f"{memory.in_words(n_needed)}, and {memory.in_words(n_free)} are free: each takes "
-                f"{memory.in_words(self._bytes_of_text)}; lower {{room}}."
-            )
-
-    def _simulated(self, params: Any) -> int | None:
-        return memory.simulated_context(self.model_path, self.model_params, params, self.n_parallel, self._n_cells)
+    @property
+    def _each_takes(self) -> str:
+        """The end of messages on too little memory."""
+        return f"each takes {memory.in_words((self._bytes_of_context or 0) // self.n_parallel)}; lower {{room}}."
 
 
 def _rounded_up(n: int) -> int:

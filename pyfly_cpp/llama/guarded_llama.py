@@ -34,9 +34,8 @@ from pyfly_cpp.llama.load_limits import (
 )
 from pyfly_cpp.llama.prompting import as_texts, chat_handler, markers_of, only_formats
 from pyfly_cpp.llama.strict_grammars import with_grammar
-from pyfly_cpp.machine import exactness, extra_buffers, kernels
+from pyfly_cpp.machine import exactness, extra_buffers, kernels, memory
 from pyfly_cpp.machine.cache_types import needs_flash_attention
-from pyfly_cpp.machine.memory import in_words
 from pyfly_cpp.machine.placement import Placement
 from pyfly_cpp.machine.processes import Process
 from pyfly_cpp.machine.threads import AUTO, THREAD_COUNTS, fill_thread_counts
@@ -82,6 +81,10 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
     """Whether `close` waits for threads that tokenize."""
     _n_ctx_of_text = 0
     """Most tokens of one text, for subclasses whose context holds several; 0: as many as the context holds."""
+    _may_choose_attention = False
+    """Whether llama.cpp chooses between flash attention and none."""
+    _bytes_of_context: int | None = None
+    """What the context takes besides the weights; None: it is not known yet."""
 
     def __init__(
         self,
@@ -239,7 +242,8 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
 
     @property
     def context_params(self) -> Any:
-        """llama_context_params of the base class, which changes its sizes until it makes the context."""
+        """llama_context_params of the base class, which changes its sizes until it makes the context. Checks that it
+        fits first."""
         params = self._context_params
         # llama.cpp ends the process unless a batch holds more than the last token and the snapshots.
         n_ubatch = min((n for n in (params.n_ctx, params.n_batch, params.n_ubatch) if n > 0), default=0)
@@ -247,11 +251,40 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         if self._tap is not None:
             params.cb_eval = llama_cpp.ggml_backend_sched_eval_callback(self._tap.callback)
             params.cb_eval_user_data = self._tap.user
+        self._adapt(params)
+        has_sizes = "_model" in self.__dict__ and params.n_ctx > 0 and params.n_batch > 0
+        if has_sizes and self._bytes_of_context is None:
+            self._require_memory(params)
         return params
 
     @context_params.setter
     def context_params(self, params: Any) -> None:
         self._context_params = params
+
+    def _adapt(self, params: Any) -> None:
+        """Sets what a subclass's llama_context_params have besides."""
+
+    def _require_memory(self, params: Any) -> None:
+        """Raises ValueError if the context is larger than what is free; llama.cpp fills it, and the system would end
+        the process."""
+        n = self._simulated(params)
+        if n is None and self._may_choose_attention:
+            # llama.cpp has no graph of this model with flash attention (PLM), or cannot make the context at all.
+            params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+            n = self._simulated(params)
+            self._may_choose_attention = n is None
+        n_needed, n_free = n or 0, memory.available()
+        self._bytes_of_context = n_needed
+        if n_free is not None and n_needed > n_free:
+            need = f"would need {memory.in_words(n_needed)}, and {memory.in_words(n_free)} are free"
+            raise ArgumentError(self._too_large(params.n_ctx, need))
+
+    def _simulated(self, params: Any) -> int | None:
+        return memory.simulated_context(self.model_path, self.model_params, params, self.n_parallel, params.n_ctx)
+
+    def _too_large(self, n_ctx: int, need: str) -> str:
+        """The message for a context that memory cannot hold, as `ArgumentError` takes it."""
+        return f"a context of {n_ctx} tokens {need}; lower {{n_ctx}}."
 
     @property
     def _lora_adapter(self) -> Any:
@@ -421,8 +454,8 @@ def _locked(what: int, kwargs: dict[str, Any]) -> int:
 
 def _warn_of_unlocked(n_bytes: int) -> None:
     warnings.warn(
-        f"the system refused to lock {in_words(n_bytes)} of weights in memory, so they may be swapped out; raise the "
-        "limit of locked memory (`ulimit -l`), or load without use_mlock.",
+        f"the system refused to lock {memory.in_words(n_bytes)} of weights in memory, so they may be swapped out; "
+        "raise the limit of locked memory (`ulimit -l`), or load without use_mlock.",
         RuntimeWarning,
         stacklevel=3,
     )

@@ -103,5 +103,7 @@ def kept_here() -> list[Kept]:
             path = kept_path(name)
             if path.exists():
                 files = [path] if path.is_file() else [file for file in path.iterdir() if file.is_file()]
-                found.append(Kept(name, what, sum(file.stat().st_size for file in files), path))
+                size = sum(file.stat().st_size for file in files)
+                if size:  # an empty folder stays when an interrupted benchmark has been finished
+                    found.append(Kept(name, what, size, path))
     return found

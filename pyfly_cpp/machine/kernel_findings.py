@@ -105,6 +105,11 @@ def find() -> Findings:
 _NOTHING = Findings()
 
 
+def is_untried() -> bool:
+    """Whether `find` would try the kernels now."""
+    return _is_open(_read().get(_key(), _NOTHING))
+
+
 def _is_open(known: Findings) -> bool:
     return bool(known == _NOTHING or known.begun or known.doubtful)
 

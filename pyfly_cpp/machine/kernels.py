@@ -139,6 +139,12 @@ def verdict() -> KernelVerdict:
         return _verdict()
 
 
+def is_untried() -> bool:
+    """Whether `verdict` would try the kernels now. Raises ValueError as it does."""
+    can_try = _WHY_NOT is None and _verdict.cache_info().currsize == 0 and extra_buffers.verdict().usable
+    return can_try and kernel_findings.is_untried()
+
+
 @functools.lru_cache(maxsize=1)
 def _verdict() -> KernelVerdict:
     if _WHY_NOT is not None:

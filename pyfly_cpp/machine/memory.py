@@ -97,8 +97,10 @@ def _free_of_system() -> int | None:
 
 
 def in_words(n_bytes: int) -> str:
-    """A number of bytes in words: "1.1 GB"."""
-    return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.1f} MB"
+    """A number of bytes in words: "1.1 GB", "0.3 MB", "1.5 kB"."""
+    if n_bytes >= 1e9:
+        return f"{n_bytes / 1e9:.1f} GB"
+    return f"{n_bytes / 1e6:.1f} MB" if n_bytes >= 1e5 else f"{n_bytes / 1e3:.1f} kB"
 
 
 def choose_parallel(model: str, n_ctx: int) -> int:

@@ -39,7 +39,7 @@ class Pair:
 PAIRS = (
     Pair(
         "Qwen2.5-Coder",
-        r"qwen2\.5-coder-(3|7|14|32)b",
+        r"qwen2\.5-coder-(1\.5|3|7|14|32)b",
         "hf:Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF:Q8_0",
         tuple(f"Qwen/Qwen2.5-Coder-{size}-Instruct-GGUF" for size in ("3B", "7B", "14B", "32B")),
         675710848,
@@ -47,7 +47,7 @@ PAIRS = (
     ),
     Pair(
         "Qwen2.5",
-        r"qwen2\.5-(3|7|14|32|72)b",
+        r"qwen2\.5-(1\.5|3|7|14|32|72)b",
         "hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF:Q8_0",
         tuple(f"Qwen/Qwen2.5-{size}-Instruct-GGUF" for size in ("3B", "7B", "14B", "32B", "72B")),
         675710816,
@@ -63,7 +63,7 @@ PAIRS = (
     Pair("Qwen3-Next", r"qwen3-?next", None, note="has an MTP head if its file was converted with it"),
     Pair(
         "Qwen3",
-        r"qwen3-(4|8|14|30|32|235)b",
+        r"qwen3-(1\.7|4|8|14|30|32|235)b",
         "hf:Qwen/Qwen3-0.6B-GGUF:Q8_0",
         tuple(f"Qwen/Qwen3-{size}-GGUF" for size in ("4B", "8B", "14B", "30B-A3B", "32B")),
         639446688,

@@ -241,6 +241,26 @@ def test_read_puts_a_file_before_the_next_message(run, tmp_path):
         assert result.code == 1 and message in result.err
 
 
+def test_ctrl_c_before_the_first_word_forgets_the_message_alone(run, tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("Tom has 3 apples.")
+    write, is_stopped = FlyLlama.write_chat, iter([True, False, True, True])
+
+    def stopped(llm, messages, **request):
+        if next(is_stopped):
+            raise KeyboardInterrupt
+        return write(llm, messages, **request)
+
+    monkeypatch.setattr(FlyLlama, "write_chat", stopped)
+    monkeypatch.setattr(PipeReader, "interactive", True)
+    talk, result = talk_of(run, tmp_path, f"/read {tmp_path / 'a.txt'}\nSay it.\nHow many?\n/regenerate\nAnd now?\n")
+    assert [m["content"] for m in talk["messages"][::2]] == ["Tom has 3 apples.\nHow many?"]
+    assert re.findall(r"\(stopped before the first word; (.*)\)", result.err) == [
+        "your message was forgotten; what was read goes before the next one",
+        "the conversation is as before",
+        "your message was forgotten",
+    ]
+
+
 def test_files_that_do_not_fit_together_are_refused_and_undone(run, tmp_path):
     (tmp_path / "part.txt").write_text("a " * 600)
     read = f"/read {tmp_path / 'part.txt'}\n"

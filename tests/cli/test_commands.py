@@ -20,7 +20,7 @@ from pyfly_cpp.cli import _COMMANDS, cli
 from pyfly_cpp.cli.headings import HeadedCommand
 from pyfly_cpp.cli.text import repaired
 from pyfly_cpp.errors import NativeError
-from pyfly_cpp.machine import extra_buffers
+from pyfly_cpp.machine import extra_buffers, kernels
 
 from .conftest import DRAFT, HYBRID, TARGET
 
@@ -505,6 +505,16 @@ def test_devices_of_the_commands(run):
     assert "layers on the GPU, devices: none, draft_devices: none" in result.out
 
 
+@pytest.mark.parametrize("is_tried, more", [(True, ()), (False, ("--kernels", "stock"))])
+def test_the_first_start_tells_that_it_tries_the_kernels(run, monkeypatch, is_tried, more):
+    monkeypatch.setattr(kernels, "is_untried", lambda: True)
+    result = run("complete", "-m", TARGET, *ONE_THREAD, "-n", 1, *more, "Tom has")
+    assert result.code == 0
+    assert result.err.count("Trying the kernels on this machine, once.\n") == is_tried
+    monkeypatch.setattr(kernels, "is_untried", lambda: is_tried)
+    assert run("doctor", "--json").err.count("Trying the kernels") == is_tried
+
+
 @pytest.fixture
 def broken_amx(monkeypatch):
     """A machine with AMX that cannot be left out; see tests/test_extra_buffers.py."""
@@ -560,7 +570,15 @@ def test_doctor_on_a_hybrid_with_a_head(run):
     report = json.loads(run("doctor", "--json", "-m", HYBRID).out)
     assert report["model"]["n_layer_mtp"] == 1
     assert report["model"]["is_recurrent"]
-    assert "recurrent state is rolled back" in run("doctor", "-m", HYBRID).out
+    shown = run("doctor", "-m", HYBRID).out
+    assert "recurrent state is rolled back" in shown and "with an MTP head" in shown
+
+
+def test_doctor_leaves_out_what_is_as_usual(run):
+    shown = run("doctor", "-m", TARGET).out
+    assert "llama, 6 layers\n" in shown
+    assert not re.search("MTP|protected|vector code", shown)
+    assert ("extra buffers" in shown) == (not extra_buffers.verdict().usable)
 
 
 def test_doctor_names_the_difference(run, tmp_path):

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from fake_hub import fake_hub
 
+from pyfly_cpp.cli import models_command
 from pyfly_cpp.models.named import locate
 
 from .conftest import TARGET
@@ -209,7 +210,7 @@ def test_what_the_hub_has_not(hub, run_here):
     assert result.code == 1 and line.startswith("Error: the hub cannot be reached (")
 
 
-def test_a_pair(hub, run_here):
+def test_a_pair(hub, run_here, monkeypatch):
     target, draft = "hf:Qwen/Qwen2.5-7B-Instruct-GGUF:Q4_K_M", "hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF:Q8_0"
     result = run_here(hub.url, "pair", "hf:Qwen/Qwen2.5-7B-Instruct-GGUF")
     assert result.code == 0
@@ -221,3 +222,7 @@ def test_a_pair(hub, run_here):
     shown = json.loads(run_here(hub.url, "pair", "hf:Qwen/Qwen3-8B-GGUF:Q6_K", "--json").out)
     assert shown["target"]["files"][0]["name"] == "Qwen3-8B-Q6_K.gguf"
     assert shown["draft"]["files"][0]["sha256"].startswith("9465e63a22add535")
+    monkeypatch.setattr(models_command, "MOST_SHARE", 0.1)
+    result = run_here(hub.url, "pair", "hf:Qwen/Qwen2.5-7B-Instruct-GGUF")
+    assert result.out.splitlines() == [f"target  {target}  4.7 GB, apache-2.0, 2 files"]
+    assert f"{draft} (675.7 MB) is too large to draft for it: more than 10% of its size." in result.err

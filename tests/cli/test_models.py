@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -165,19 +166,23 @@ def test_pair_of_a_name(run, home):
 
 
 def test_what_is_kept_is_listed_and_removed(run, home, monkeypatch):
-    for name in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
+    for name in ("XDG_CACHE_HOME", "XDG_STATE_HOME", "LOCALAPPDATA"):
         monkeypatch.setenv(name, str(home / "cache"))
+    (home / "cache" / "pyfly-cpp" / "bench").mkdir(parents=True)  # no benchmark is interrupted
     costs = home / "cache" / "pyfly-cpp" / "costs"
     costs.mkdir(parents=True)
     (costs / "a.json").write_bytes(b"x" * 1000)
     (costs / "b.json").write_bytes(b"x" * 500)
-    (costs.parent / "kernels.json").write_bytes(b"x" * 7)
+    (costs.parent / "kernels.json").write_bytes(b"x" * 700)
     listed = json.loads(run("models", "list", "--json").out)
     assert [(one["kind"], one["name"], one["size"]) for one in listed] == [
         ("kept", "costs", 1500),
-        ("kept", "kernels", 7),
+        ("kept", "kernels", 700),
     ]
-    assert "\ncosts " in run("models", "list").out
+    assert re.findall(r"^(?:costs|kernels) +.*?B", run("models", "list").out, re.M) == [
+        "costs     1.5 kB",
+        "kernels   0.7 kB",
+    ]
     put(TARGET, home / "models" / "costs.gguf")
     ambiguous = run("models", "remove", "costs", "--yes")
     assert ambiguous.code == 1 and len(ambiguous.err.splitlines()) == 1

@@ -7,6 +7,8 @@ import json
 import pytest
 from described import make
 
+from pyfly_cpp.cli import terminal
+
 from .conftest import DRAFT, HYBRID, TARGET
 
 FEW = ("-n", 4, "-c", 256, "-t", 1)
@@ -33,6 +35,12 @@ def test_the_proof_of_a_model_and_its_draft(run, prompts, tmp_path):
     written = json.loads((tmp_path / "proof.json").read_text(encoding="utf-8"))
     assert shown.out.splitlines()[-1] == written["proof"]["verdict"]
     assert written["files"]["model"]["file"] == TARGET.name
+
+
+def test_it_tells_how_far_it_is_without_a_terminal(run, prompts, monkeypatch):
+    monkeypatch.setattr(terminal, "EVERY", 0.0)
+    lines = run("doctor", TARGET, "--prove", "--prompts", prompts, "--json", *FEW).err.splitlines()
+    assert {f"loading {TARGET.name}: 0%", "proof, plain: 1 of 2", "proof, batches: 32 of 32"} <= {*lines}
 
 
 def test_a_model_with_a_head_drafts_with_it(run, prompts):

@@ -57,6 +57,8 @@ def test_a_draft_of_a_draft(run, target):
     draft = target.with_name("a target.draft-Q4_K_M.gguf")
     again = run("models", "draft", draft)
     assert again.code == 1 and "hardly larger than its Q4_K_M draft" in again.err
+    advice = [run("models", "pair", one).err for one in (target, draft)]
+    assert ["It can also draft for itself" in one for one in advice] == [True, False], "only what would be taken"
     assert run("models", "draft", draft, "--type", "Q2_K").code == 0
 
 

@@ -12,6 +12,7 @@ import click
 import pytest
 
 from pyfly_cpp.cli import progress
+from pyfly_cpp.cli import terminal as terminals
 from pyfly_cpp.cli.drafts import paint
 from pyfly_cpp.cli.measuring import show_table
 from pyfly_cpp.cli.terminal import AnswerWriter, Bar, note, shown, write
@@ -93,7 +94,8 @@ def test_names_with_brackets_are_no_markup(capsys, terminal):
 def test_long_work_tells_in_lines_how_long_it_takes(monkeypatch, capsys, seconds, n_lines):
     """The first 2 of 32 answers are those of an earlier run."""
     now = [0.0]
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    for module in (progress, terminals):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     with progress.progress_bar("bench", 8, 4) as advance:
         for done in range(3, 33):
             now[0] += seconds
@@ -106,6 +108,21 @@ def test_long_work_tells_in_lines_how_long_it_takes(monkeypatch, capsys, seconds
         assert "7 of 32" in told[0] and "4 minutes" in told[0]
     if seconds == 600.0:
         assert "4.2 hours" in told[0]
+
+
+def test_a_bar_is_a_line_a_minute_without_a_terminal(monkeypatch, capfd):
+    """Also while stderr leads nowhere, as it does while llama-cpp-python loads."""
+    now = [0.0]
+    monkeypatch.setattr(terminals, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    with Bar() as bar:
+        bar.update("loading m.gguf", 0.0, 1.0, "0%")
+        monkeypatch.setattr(sys, "stderr", io.StringIO())
+        for percent in range(1, 100):
+            now[0] += 1.5
+            bar.update("loading m.gguf", percent / 100, 1.0, f"{percent}%")
+        now[0] += 100
+        bar.update("measuring", 0, None)
+    assert capfd.readouterr().err.splitlines() == ["loading m.gguf: 40%", "loading m.gguf: 80%"]
 
 
 def test_a_character_that_stdout_lacks_is_no_error(monkeypatch):

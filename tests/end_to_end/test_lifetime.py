@@ -23,7 +23,9 @@ from heads import PROMPT, SHORT, answer, at_once, right_answers
 from llama_cpp import LogitsProcessorList
 
 from pyfly_cpp import BusyError, ContextFullError, DraftModel, FlyBatch, FlyLlama, PromptLookup
+from pyfly_cpp.cli import in_options
 from pyfly_cpp.engine.access import Access
+from pyfly_cpp.machine import memory
 
 F32 = llama_cpp.GGML_TYPE_F32
 OPTIONS = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "type_k": F32, "type_v": F32, "verbose": False}
@@ -284,6 +286,8 @@ def test_a_context_that_no_memory_holds(target):
     code = """
         import resource, sys
         from pyfly_cpp import FlyLlama
+        from pyfly_cpp.machine import memory
+        memory.available = lambda: None  # no system tells what this limit leaves
         resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
         try:
             FlyLlama(sys.argv[1], n_ctx=1 << 30, n_threads=1, verbose=False)
@@ -291,6 +295,26 @@ def test_a_context_that_no_memory_holds(target):
             print(error)
     """
     assert re.search(r"could not make a context.*lower n_ctx or n_batch", in_child(code, target))
+
+
+def test_a_context_that_is_larger_than_what_is_free(target, monkeypatch):
+    """Nothing of that size is made to find out."""
+    sizes, make = [], llama_cpp.llama_init_from_model
+
+    def look(model, params):
+        sizes.append(params.n_ctx)
+        return make(model, params)
+
+    monkeypatch.setattr(llama_cpp, "llama_init_from_model", look)
+    said = r"a context of \d+ tokens would need .* are free; lower n_ctx\."
+    with pytest.raises(ValueError, match=said) as failure:
+        FlyLlama(target, **{**OPTIONS, "n_ctx": 999_999_999})
+    assert in_options(failure.value).endswith("lower --n-ctx.")
+    assert max(sizes) <= 2**18
+    for n_ctx in (512, 0):
+        with monkeypatch.context() as patch, pytest.raises(ValueError, match=said):
+            patch.setattr(memory, "available", lambda: 1)
+            FlyLlama(target, kernels="stock", **{**OPTIONS, "n_ctx": n_ctx})
 
 
 def test_a_subclass_in_place_of_llama(target):

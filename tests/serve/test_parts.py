@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import re
+import time
 import tracemalloc
 
 import pytest
 
 from pyfly_cpp.decoding import Decoding
+from pyfly_cpp.engine.output import Piece
 from pyfly_cpp.engine.stats import Stats
 from pyfly_cpp.serve.answer_requests import read_decoding, written
 from pyfly_cpp.serve.api_errors import ApiError
@@ -17,6 +20,7 @@ from pyfly_cpp.serve.body import check, parse
 from pyfly_cpp.serve.metrics import Metrics
 from pyfly_cpp.serve.openapi import describe
 from pyfly_cpp.serve.requests import ChatRequest, DetokenizeRequest, SharedFields
+from pyfly_cpp.serve.timings import Progress, Timings
 from pyfly_cpp.serve.tools import Tools
 from pyfly_cpp.serve.turns import Turns
 
@@ -196,3 +200,32 @@ def test_a_request_decodes_as_the_server_does_but_for_what_it_says():
     assert loose == Decoding("entropy:0.3", "agree:2", draft_max=3), "the window that the server was given stays"
     assert written(loose) == "entropy:0.3 agree:2"
     assert written(read_decoding(SharedFields(speculative=False), "gate=margin:1", own)) == "plain"
+
+
+@pytest.mark.parametrize(
+    "pieces, n_first, n_steps, has_time, has_speed",
+    [
+        ([10], 10, 1, False, False),
+        ([4, 6], 4, 2, True, False),
+        ([4, 40], 4, 2, True, False),
+        ([4, 20, 40], 4, 3, True, True),
+        ([40], 4, 3, True, True),  # a stop string held the text back
+    ],
+)
+def test_no_speed_of_an_answer_that_is_too_short_to_tell_it(pieces, n_first, n_steps, has_time, has_speed, monkeypatch):
+    clock = itertools.count(1.0, 0.5)
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    timings = Timings()
+    for n in (0, 5):
+        timings.add(Progress(n, 5))
+    for n in pieces[:-1]:
+        timings.add(Piece("x", n_tokens=n))
+        assert n > pieces[0] or timings.as_dict()["predicted_per_second"] == 0
+    n = pieces[-1]
+    stats = Stats(rounds=n_steps, committed=n, beginnings=1, committed_first=n_first, prefilled=4)
+    timings.add(Piece("x", n_tokens=n, finish="stop", stats=stats))
+    got = timings.as_dict()
+    ms = 500.0 * len(pieces) * has_time
+    assert (got["predicted_n"], got["predicted_ms"]) == (n, ms)
+    assert got["predicted_per_second"] == (pytest.approx(1e3 * (n - n_first) / ms) if has_speed else 0)
+    assert got["predicted_per_token_ms"] == (pytest.approx(ms / (n - n_first)) if has_speed else 0)
