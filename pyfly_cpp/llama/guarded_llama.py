@@ -253,7 +253,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             params.cb_eval_user_data = self._tap.user
         self._adapt(params)
         has_sizes = "_model" in self.__dict__ and params.n_ctx > 0 and params.n_batch > 0
-        if has_sizes and self._bytes_of_context is None:
+        if has_sizes and self._bytes_of_context is None and not self._is_surely_small(params):
             self._require_memory(params)
         return params
 
@@ -263,6 +263,14 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
 
     def _adapt(self, params: Any) -> None:
         """Sets what a subclass's llama_context_params have besides."""
+
+    def _is_surely_small(self, params: Any) -> bool:
+        """Whether the context fits by far, which spares the time of simulating it: with keys and values as wide as the
+        model, in F32, it would take less than half of what is free. Few models have wider ones, by twice at most."""
+        width, n_layers = llama_cpp.llama_model_n_embd(self.model), llama_cpp.llama_model_n_layer(self.model)
+        n_free = memory.available()
+        is_small = n_free is None or 2 * params.n_ctx * n_layers * width * 2 * 4 < n_free
+        return is_small and not self._n_ctx_of_text  # contexts for several texts say what each of them takes
 
     def _require_memory(self, params: Any) -> None:
         """Raises ValueError if the context is larger than what is free; llama.cpp fills it, and the system would end
