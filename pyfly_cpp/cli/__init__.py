@@ -73,7 +73,7 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and not args[0].startswith("-") and args[0] not in _COMMANDS:
+        if args and not args[0].startswith("-") and args[0] not in _COMMANDS and not ctx.resilient_parsing:
             if args[0] in _GONE:
                 ctx.fail(f"The command {args[0]} was removed: {_GONE[args[0]]}.")
             hint = did_you_mean(args[0], _COMMANDS) or f" Commands: {', '.join(_COMMANDS)}."

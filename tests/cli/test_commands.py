@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
 
+import click
 import llama_cpp
 import pytest
 from fake_rpc import fake_rpc_server
@@ -455,14 +457,43 @@ def test_a_help_lists_what_most_need_and_another_everything(run, name):
                           if opt.startswith("--")} | {"--help"}  # fmt: skip
 
 
-def test_tab_completion_is_as_the_help_tells(run, monkeypatch):
+def test_tab_completion_is_as_the_help_tells(run, monkeypatch, tmp_path):
     (script,) = re.findall(r'eval "\$\((\w+)=(bash)_source pyfly-cpp\)"', run("--help").out)
     variable, shell = script
     monkeypatch.setenv(variable, f"{shell}_complete")
-    for words, expected in (("pyfly-cpp ch", "plain,chat"), ("pyfly-cpp chat --dr", "plain,--draft")):
+    models = tmp_path / "models"
+    models.mkdir()
+    shutil.copy(DRAFT, models / "qwen.gguf")
+    for words, expected in (
+        ("pyfly-cpp ch", ["plain,chat"]),
+        ("pyfly-cpp chat --draft-m", ["plain,--draft-max"]),
+        ("pyfly-cpp chat -m ", ["file,"]),
+        ("pyfly-cpp chat ./mod", ["file,./mod"]),
+        ("pyfly-cpp chat -d qw", ["file,qw", "plain,qwen"]),
+        ("pyfly-cpp chat --preset f", ["file,f", "plain,fast"]),
+        ("pyfly-cpp chat --gate marg", ["plain,margin"]),
+        ("pyfly-cpp chat --drafter loo", ["plain,lookup"]),
+        ("pyfly-cpp eval gsm", ["plain,gsm8k"]),
+        ("pyfly-cpp models remove qw", ["plain,qwen"]),
+        ("pyfly-cpp no-such-command x", [""]),
+    ):
         monkeypatch.setenv("COMP_WORDS", words)
-        monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
-        assert expected in run().out.splitlines()
+        monkeypatch.setenv("COMP_CWORD", str(len(f"{words}.".split()) - 1))
+        result = run()
+        assert (result.out.splitlines(), result.err) == (expected, ""), words
+
+
+def test_a_shell_completes_files():
+    """Wherever a value is one."""
+    kinds = {"FILE", "FOLDER", "PATH", "MODEL", "[MODEL]", "TARGET", "[TARGET]", "PRESET"}
+    context, seen = click.Context(cli), set()
+    for name, command in every_command():
+        for param in command.params:
+            kind = param.make_metavar(context)
+            if kind in kinds and not isinstance(param.type, click.Path):
+                seen.add(kind)
+                assert "file" in [item.type for item in param.shell_complete(context, "x")], f"{param.name} of {name}"
+    assert seen == kinds
 
 
 # ---- doctor ----------------------------------------------------------------------------------------------------------
