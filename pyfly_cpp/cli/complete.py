@@ -41,7 +41,7 @@ from pyfly_cpp.machine.files import file_text
 @more("--prompt-cache", type=FILE, help="Keep the evaluated prompt here, for prompts that begin alike.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: text, finish_reason, usage, stats, settings.")
 @more("--stats", "show_stats", is_flag=True, help="Print a line of statistics on stderr.")
-@shared_options
+@shared_options()
 def command(
     options: Options,
     prompt: str | None,
