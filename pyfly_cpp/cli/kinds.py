@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -18,7 +19,7 @@ from pyfly_cpp.decoding.windows import Window
 from pyfly_cpp.errors import did_you_mean
 from pyfly_cpp.llama.prompting import chat_formats
 from pyfly_cpp.machine.rpc import split_address
-from pyfly_cpp.machine.threads import AUTO
+from pyfly_cpp.machine.threads import AUTO, MOST_THREADS
 from pyfly_cpp.models.named import EMBEDDED, named_models
 
 
@@ -115,12 +116,16 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _count_or_auto(things: str) -> Callable[[str], int | str]:
+def _count_or_auto(things: str, most: int | None = None) -> Callable[[str], int | str]:
     def read(text: str) -> int | str:
-        try:
-            return text if text == AUTO else _positive(text)
-        except ValueError:
-            raise ValueError(f"{text!r} is not a number of {things} >= 1, or 'auto'.") from None
+        with contextlib.suppress(ValueError):
+            if text == AUTO:
+                return text
+            n = _positive(text)
+            if most is None or n <= most:
+                return n
+        limit = ">= 1" if most is None else f"in 1..{most}"
+        raise ValueError(f"{text!r} is not a number of {things} {limit}, or 'auto'.")
 
     return read
 
@@ -147,7 +152,7 @@ WORDS = Written("names", _words)
 SERVERS = Written("servers", _servers)
 SHARES = Written("shares", _shares)
 """Numbers with commas between them, none below 0."""
-THREAD_COUNT = Written("threads", _count_or_auto("threads"))
+THREAD_COUNT = Written("threads", _count_or_auto("threads", MOST_THREADS))
 PARALLEL_COUNT = Written("parallel", _count_or_auto("requests"))
 PARALLEL_COUNTS = Written("parallel", _counts)
 """Numbers of requests at a time, with commas between them; each once, in ascending order."""

@@ -88,6 +88,11 @@ def test_errors(run, arguments, code, message):
         assert len(result.err.splitlines()) == 1
 
 
+def test_too_many_threads_are_wrong_usage(run):
+    result = run("complete", "-m", TARGET, "-t", 999, "x")
+    assert result.code == 2 and "'-t' / '--n-threads': '999' is not a number of threads in 1..512" in result.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "instead"),
     [
@@ -455,6 +460,16 @@ def test_a_help_lists_what_most_need_and_another_everything(run, name):
     assert all(few & {*param.opts} for param in options if param.required)
     assert everything == {opt for param in options for opt in (*param.opts, *param.secondary_opts)
                           if opt.startswith("--")} | {"--help"}  # fmt: skip
+
+
+def test_a_help_has_the_defaults_of_its_command(run):
+    def default_of(option, command):
+        text = " ".join(run(command, "--help-all").out.split())
+        return re.search(rf"{option} X .*?\[default: ([^];]*)", text)[1]
+
+    for option, in_chat, elsewhere in (("--temp", "0.7", "0.0"), ("--top-p", "0.95", "0.95")):
+        assert default_of(option, "chat") == f"the model's own recommendation, or {in_chat}"
+        assert default_of(option, "complete") == default_of(option, "serve") == elsewhere
 
 
 def test_tab_completion_is_as_the_help_tells(run, monkeypatch, tmp_path):
