@@ -11,6 +11,7 @@ from llama_cpp.llama_grammar import LlamaGrammar
 
 from pyfly_cpp.cli import prompt_cache as cache
 from pyfly_cpp.cli.headings import HeadedCommand, more
+from pyfly_cpp.cli.hints import one_prompt
 from pyfly_cpp.cli.kinds import FILE
 from pyfly_cpp.cli.loading import Models, is_full, reading
 from pyfly_cpp.cli.options import Options, shared_options
@@ -29,7 +30,7 @@ from pyfly_cpp.machine.files import file_text
     short_help="Answer a prompt: argument or stdin to stdout.",
     epilog="Example: pyfly-cpp complete 'Summarise this.' -m target.gguf -f notes.md",
 )
-@click.argument("prompt", required=False, type=TEXT)
+@click.argument("prompt", metavar="[PROMPT]", nargs=-1, type=TEXT, callback=one_prompt)
 @click.option("--chat/--raw", "chat", default=None,
               help="Answer by the chat template, or continue the text.  [default: chat if there is one]")  # fmt: skip
 @click.option("--system", type=TEXT, metavar="TEXT", help="System prompt; not with --raw.")

@@ -9,6 +9,7 @@ import click
 
 from pyfly_cpp.cli import if_interrupted
 from pyfly_cpp.cli.headings import HeadedCommand, declares, number, sampling
+from pyfly_cpp.cli.hints import one_prompt
 from pyfly_cpp.cli.kinds import FILE, SEED, Int
 from pyfly_cpp.cli.loading import Models, model_options, reading
 from pyfly_cpp.cli.measuring import open_session
@@ -44,7 +45,7 @@ _OPTIONS = [
 
 
 @click.command("explain", cls=HeadedCommand, help=HELP)
-@click.argument("prompt", type=TEXT)
+@click.argument("prompt", metavar="PROMPT", nargs=-1, required=True, type=TEXT, callback=one_prompt)
 @declares(_OPTIONS)
 @model_options
 def command(

@@ -9,6 +9,7 @@ from dataclasses import asdict
 import click
 
 from pyfly_cpp.cli import if_interrupted
+from pyfly_cpp.cli.hints import HintingGroup
 from pyfly_cpp.cli.kinds import FILE, MODEL
 from pyfly_cpp.cli.loading import N_THREADS_OPTION, silence
 from pyfly_cpp.cli.terminal import Bar, ask_for, note
@@ -27,7 +28,7 @@ def _only_eagle3(_context: click.Context, _option: click.Parameter, kind: str | 
         )
 
 
-@click.group("heads", short_help="Train a head that drafts for a model.")
+@click.group("heads", cls=HintingGroup, short_help="Train a head that drafts for a model.")
 def command() -> None:
     """Heads: small models that read the target's hidden states and draft for it (docs/training-heads.md)."""
 

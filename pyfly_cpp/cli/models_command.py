@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from pyfly_cpp.cli.hints import HintingGroup
 from pyfly_cpp.cli.kinds import MODEL, Written
 from pyfly_cpp.cli.offering import fetch_with_bar
 from pyfly_cpp.cli.self_draft import command as draft
@@ -28,6 +29,7 @@ from pyfly_cpp.models.removing import removable, removable_names, remove
 
 @click.group(
     "models",
+    cls=HintingGroup,
     short_help="List, fetch, pair and remove models.",
     epilog="Example: pyfly-cpp models fetch hf:Qwen/Qwen3-0.6B-GGUF:Q8_0",
 )

@@ -40,6 +40,28 @@ def test_unknown_command_is_usage_with_a_hint(run):
 
 
 @pytest.mark.parametrize(
+    ("arguments", "here"),
+    [
+        (["run"], "`chat`"),
+        (["pull", "x"], "`models fetch`"),
+        (["list"], "`models list`"),
+        (["generate"], "`complete`"),
+        (["help"], "`--help`"),
+        (["a/x.gguf", "-t", 1], "`chat a/x.gguf`"),
+        (["models", "rm", "x"], "`models remove`"),
+        (["models", "lst"], "'list'"),
+        (["chat", "-p", "x"], "`complete PROMPT`"),
+        (["complete", "--predict", 5], "`-n`"),
+        (["complete", "two", "words"], "quotes"),
+        (["explain", "two", "words"], "quotes"),
+    ],
+)
+def test_names_of_other_programs(run, arguments, here):
+    result = run(*arguments)
+    assert result.code == 2 and here in " ".join(result.err.split()) and "Traceback" not in result.err
+
+
+@pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
         (["--model", "nowhere.gguf"], 1, "Error: there is no model file 'nowhere.gguf'; check the path."),
