@@ -23,10 +23,16 @@ from pyfly_cpp.grammar.response_format import schema_grammar
 from pyfly_cpp.llama.fly_llama import FlyLlama
 from pyfly_cpp.machine.files import file_text
 
+_USUAL = (
+    "--chat", "--stop", "--file", "--json", "--stats", "--model", "--draft", "--n-ctx", "--n-threads", "--n-gpu-layers",
+    "--max-tokens", "--temperature", "--seed",
+)  # fmt: skip
+
 
 @click.command(
     "complete",
     cls=HeadedCommand,
+    usual=_USUAL,
     short_help="Answer a prompt: argument or stdin to stdout.",
     epilog="Example: pyfly-cpp complete 'Summarise this.' -m target.gguf -f notes.md",
 )

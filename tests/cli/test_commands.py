@@ -484,6 +484,14 @@ def test_a_help_lists_what_most_need_and_another_everything(run, name):
                           if opt.startswith("--")} | {"--help"}  # fmt: skip
 
 
+def test_the_help_of_complete_has_what_one_looks_for_first(run):
+    shown, everything = (run("complete", word).out for word in ("--help", "--help-all"))
+    assert all(f" {option} " in shown for option in ("--seed", "-t,", "-ngl,", "--stop", "--stats"))
+    assert all(
+        f" {option} " in everything and f" {option} " not in shown for option in ("--preset PRESET", "--drafter WORD")
+    )
+
+
 def test_a_help_has_the_defaults_of_its_command(run):
     def default_of(option, command):
         text = " ".join(run(command, "--help-all").out.split())
