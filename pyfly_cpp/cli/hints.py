@@ -44,7 +44,7 @@ def with_hint(error: click.NoSuchOption) -> click.NoSuchOption:
 
 def one_prompt(context: click.Context, _: click.Parameter, words: Iterable[str]) -> str | None:
     """The prompt among the arguments of a command, None if there is none. Raises UsageError for several words."""
-    first, *others = [*words] or [None]
-    if others and not context.resilient_parsing:
+    given = [*words]
+    if len(given) > 1 and not context.resilient_parsing:
         raise click.UsageError("the prompt is several arguments; put it in quotes.", context)
-    return first
+    return given[0] if given else None
