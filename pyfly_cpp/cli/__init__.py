@@ -17,7 +17,8 @@ from typing import Any
 import click
 
 from pyfly_cpp._version import __version__
-from pyfly_cpp.errors import NamingError, did_you_mean
+from pyfly_cpp.cli.hints import HintingGroup, with_hint
+from pyfly_cpp.errors import NamingError
 
 _COMMANDS = {
     "chat": ("chat_command", "Talk to a model."),
@@ -54,7 +55,7 @@ _MAX_CHARS = 1000
 """The longest error that is shown."""
 
 
-class _Commands(click.Group):
+class _Commands(HintingGroup):
     """Imports a command when it is used, and turns errors into one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -73,16 +74,15 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and not args[0].startswith("-") and args[0] not in _COMMANDS:
-            if args[0] in _GONE:
-                ctx.fail(f"The command {args[0]} was removed: {_GONE[args[0]]}.")
-            hint = did_you_mean(args[0], _COMMANDS) or f" Commands: {', '.join(_COMMANDS)}."
-            ctx.fail(f"No such command {args[0]!r}.{hint}")
+        if args and args[0] in _GONE and not ctx.resilient_parsing:
+            ctx.fail(f"The command {args[0]} was removed: {_GONE[args[0]]}.")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            raise with_hint(error) from None
         except (KeyboardInterrupt, click.Abort):
             click.echo(f"Interrupted. {ctx.meta.get(_INTERRUPTED, '')}".rstrip(), err=True)
             ctx.exit(130)

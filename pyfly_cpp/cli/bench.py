@@ -14,7 +14,7 @@ import click
 
 from pyfly_cpp.cli import describe
 from pyfly_cpp.cli.headings import HeadedCommand, declares, more, number, thresholds
-from pyfly_cpp.cli.kinds import PARALLEL_COUNTS, Int, Real, Written
+from pyfly_cpp.cli.kinds import FILE, PARALLEL_COUNTS, Int, Real, Written
 from pyfly_cpp.cli.loading import MODEL_ARGUMENT, Models, model_options
 from pyfly_cpp.cli.measuring import (
     Session,
@@ -71,9 +71,9 @@ _OPTIONS = [
     number("--threshold", declare=thresholds, kind=Real(), help="The --sweep threshold that --write-preset writes."),
     number("--least-agreement", declare=thresholds, kind=Real(0, 1), help="Let --write-preset choose: the fastest "
            "threshold that agrees with exact this much and is clearly faster, or exact."),
-    thresholds("--write-preset", "preset_file", metavar="FILE", help="Write one threshold of --sweep as a preset."),
+    thresholds("--write-preset", "preset_file", type=FILE, help="Write one threshold of --sweep as a preset."),
     more("--without-plain", is_flag=True, help="Leave out plain decoding."),
-    click.option("--prompts", "prompt_file", metavar="FILE",
+    click.option("--prompts", "prompt_file", type=FILE,
                  help="Prompts, .txt or JSONL.  [default: twelve built-in ones]"),
     number("--limit", kind=Int(1), help="Take N prompts, spread evenly over categories."),
     number("-n", "--max-tokens", kind=Int(2), default=128, help="Maximum answer length in tokens."),
@@ -81,13 +81,13 @@ _OPTIONS = [
     number("--repeats", declare=more, kind=Int(1), default=1, help="Passes over the prompts."),
     number("--parallel", "counts", metavar="N,N,...", kind=PARALLEL_COUNTS, help="Measure throughput and latency with "
            "that many requests at a time, each of --n-ctx tokens, instead of one."),
-    click.option("-o", "--output", metavar="FILE",
+    click.option("-o", "--output", type=FILE,
                  help="Write every measurement, with machine, versions and hashes, as JSON."),
     click.option("--details", is_flag=True, help="Also print where the time went, memory, acceptance by depth and "
                  "speed by category; with --parallel, latency."),
     more("--json", "as_json", is_flag=True, help="Print JSON instead of the tables."),
-    more("--markdown", "markdown_file", metavar="FILE", help="Write all tables."),
-    more("--plot", "plot_file", metavar="FILE", help="Write a PNG (needs matplotlib)."),
+    more("--markdown", "markdown_file", type=FILE, help="Write all tables."),
+    more("--plot", "plot_file", type=FILE, help="Write a PNG (needs matplotlib)."),
     more("--force", is_flag=True, help="Overwrite existing files, and start over."),
 ]  # fmt: skip
 

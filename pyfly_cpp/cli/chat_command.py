@@ -75,7 +75,7 @@ _KEYS = (
 @MODEL_ARGUMENT
 @click.option("--system", type=TEXT, metavar="TEXT", help="System prompt.")
 @click.option("--show-drafts", is_flag=True, help="Mark each token by how it was produced, and show rejected drafts.")
-@shared_options
+@shared_options(in_chat=True)
 def command(options: Options, system: str | None, show_drafts: bool) -> None:
     """Talk to a model. /help lists the commands inside. Piped input is read as one message a line; three quotes open
     and close one of several lines.
@@ -94,14 +94,13 @@ def command(options: Options, system: str | None, show_drafts: bool) -> None:
         sys.exit(1)
 
 
-def _understood(typed: str, interactive: bool) -> tuple[str, str]:
-    """(message, command): one of them is empty, or both. At a terminal `exit` and `quit` leave, as in other programs;
-    in a pipe they are messages."""
+def _understood(typed: str) -> tuple[str, str]:
+    """(message, command): one of them is empty, or both. `exit` and `quit` leave, as in other programs."""
     text = typed.strip()
     message = quoted(text)
     if message is not None:
         return message, ""
-    if interactive and text in ("exit", "quit"):
+    if text in ("exit", "quit"):
         return "", "/exit"
     return ("", text) if text.startswith("/") and not text.startswith("//") else (text.removeprefix("/"), "")
 
@@ -139,7 +138,7 @@ class ChatLoop:
                 note("(Ctrl-D or /exit leaves)")
                 continue
             try:
-                message, order = _understood(typed, self.interactive)
+                message, order = _understood(typed)
                 if order in LEAVING:
                     return n_failed
                 if order:

@@ -11,6 +11,8 @@ from llama_cpp.llama_grammar import LlamaGrammar
 
 from pyfly_cpp.cli import prompt_cache as cache
 from pyfly_cpp.cli.headings import HeadedCommand, more
+from pyfly_cpp.cli.hints import one_prompt
+from pyfly_cpp.cli.kinds import FILE
 from pyfly_cpp.cli.loading import Models, is_full, reading
 from pyfly_cpp.cli.options import Options, shared_options
 from pyfly_cpp.cli.terminal import note, write
@@ -21,26 +23,32 @@ from pyfly_cpp.grammar.response_format import schema_grammar
 from pyfly_cpp.llama.fly_llama import FlyLlama
 from pyfly_cpp.machine.files import file_text
 
+_USUAL = (
+    "--chat", "--stop", "--file", "--json", "--stats", "--model", "--draft", "--n-ctx", "--n-threads", "--n-gpu-layers",
+    "--max-tokens", "--temperature", "--seed",
+)  # fmt: skip
+
 
 @click.command(
     "complete",
     cls=HeadedCommand,
+    usual=_USUAL,
     short_help="Answer a prompt: argument or stdin to stdout.",
     epilog="Example: pyfly-cpp complete 'Summarise this.' -m target.gguf -f notes.md",
 )
-@click.argument("prompt", required=False, type=TEXT)
+@click.argument("prompt", metavar="[PROMPT]", nargs=-1, type=TEXT, callback=one_prompt)
 @click.option("--chat/--raw", "chat", default=None,
               help="Answer by the chat template, or continue the text.  [default: chat if there is one]")  # fmt: skip
 @click.option("--system", type=TEXT, metavar="TEXT", help="System prompt; not with --raw.")
 @more("--stop", multiple=True, type=SOME_TEXT, metavar="TEXT", help="Stop before this text; can be repeated.")
-@click.option("-f", "--file", "files", multiple=True, metavar="FILE",
+@click.option("-f", "--file", "files", multiple=True, type=FILE,
               help="Put the text of this file before PROMPT; can be repeated.")  # fmt: skip
-@more("--grammar", metavar="FILE", help="GBNF grammar that the text must follow.")
-@click.option("--json-schema", metavar="FILE", help="JSON schema that the text must follow, or its text: '{...}'.")
-@more("--prompt-cache", metavar="FILE", help="Keep the evaluated prompt here, for prompts that begin alike.")
+@more("--grammar", type=FILE, help="GBNF grammar that the text must follow.")
+@click.option("--json-schema", type=FILE, help="JSON schema that the text must follow, or its text: '{...}'.")
+@more("--prompt-cache", type=FILE, help="Keep the evaluated prompt here, for prompts that begin alike.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: text, finish_reason, usage, stats, settings.")
 @more("--stats", "show_stats", is_flag=True, help="Print a line of statistics on stderr.")
-@shared_options
+@shared_options()
 def command(
     options: Options,
     prompt: str | None,

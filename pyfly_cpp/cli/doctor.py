@@ -19,7 +19,7 @@ from pyfly_cpp import _native
 from pyfly_cpp._version import __version__
 from pyfly_cpp.cli import in_options, prove
 from pyfly_cpp.cli.headings import HeadedCommand, number
-from pyfly_cpp.cli.kinds import Int
+from pyfly_cpp.cli.kinds import FILE, MODEL, Int
 from pyfly_cpp.cli.loading import (
     MODEL_ARGUMENT,
     machine_options,
@@ -77,13 +77,13 @@ options under `Model and machine` (--help-all), except for --rpc."""
     help=HELP,
 )
 @MODEL_ARGUMENT
-@click.option("-m", "--model", metavar="MODEL", help="Look into this model.")
-@click.option("-d", "--draft", metavar="MODEL", help="Look into this draft model; with --model: do the two fit?")
+@click.option("-m", "--model", type=MODEL, help="Look into this model.")
+@click.option("-d", "--draft", type=MODEL, help="Look into this draft model; with --model: do the two fit?")
 @click.option("--prove", "proves", is_flag=True, help="Show that drafts change no answer of the model here.")
-@click.option("--prompts", "prompt_file", metavar="FILE", help="Prompts for --prove, .txt or JSONL.  "
+@click.option("--prompts", "prompt_file", type=FILE, help="Prompts for --prove, .txt or JSONL.  "
               "[default: 20 built-in ones]")  # fmt: skip
 @number("-n", "--max-tokens", kind=Int(2), default=16, help="Maximum answer length of --prove in tokens.")
-@click.option("-o", "--output", metavar="FILE", help="Write what --prove finds: FILE.html, a page, or FILE.json.")
+@click.option("-o", "--output", type=FILE, help="Write what --prove finds: FILE.html, a page, or FILE.json.")
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @machine_options

@@ -10,7 +10,7 @@ from typing import get_args
 import click
 
 from pyfly_cpp.cli.headings import HeadedCommand, declares, more, number, sampling
-from pyfly_cpp.cli.kinds import PARALLEL_COUNT, SEED, Int
+from pyfly_cpp.cli.kinds import FILE, FOLDER, PARALLEL_COUNT, SEED, Int, Written
 from pyfly_cpp.cli.loading import Models, model_options
 from pyfly_cpp.cli.measuring import choose_settings, open_session, resume_if_interrupted, show_table
 from pyfly_cpp.cli.options import TEMPERATURE_OPTION
@@ -51,9 +51,9 @@ an adversary; see the documentation."""
 
 
 _OPTIONS = [
-    click.option("--data", metavar="FILE",
+    click.option("--data", type=FILE,
                  help="Items, JSONL.  [default: from the hub, through the package `datasets`]"),
-    more("--examples", metavar="FILE", help="JSONL file of worked examples.  [default: with --few-shot, from the hub]"),
+    more("--examples", type=FILE, help="JSONL file of worked examples.  [default: with --few-shot, from the hub]"),
     number("--few-shot", declare=more, kind=Int(0), help="Worked examples before each item.  [default: with "
            "--examples the task's usual number, otherwise 0]"),
     click.option("-s", "--setting", "settings", multiple=True, metavar="TEXT",
@@ -62,7 +62,7 @@ _OPTIONS = [
          help="Leave plain decoding out: it is slow, and answers as exact does, except for near ties."),
     number("--limit", kind=Int(1),
            help="Take N items, spread evenly over the task's prompts, subjects or languages."),
-    click.option("-o", "--output", metavar="FOLDER", help="Folder of the run.  [default: pyfly-eval-TASK]"),
+    click.option("-o", "--output", type=FOLDER, help="Folder of the run.  [default: pyfly-eval-TASK]"),
     more("--force", is_flag=True, help="Start over: delete the run in the folder."),
     number("-n", "--max-tokens", kind=Int(1), help="Maximum answer length in tokens.  [default: the task's]"),
     TEMPERATURE_OPTION,
@@ -81,7 +81,7 @@ _OPTIONS = [
 
 
 @click.command("eval", cls=HeadedCommand, help=HELP)
-@click.argument("task_name", metavar="TASK")
+@click.argument("task_name", type=Written("task", words=lambda _: TASKS), metavar="TASK")
 @declares(_OPTIONS)
 @model_options
 def command(

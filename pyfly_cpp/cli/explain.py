@@ -9,7 +9,8 @@ import click
 
 from pyfly_cpp.cli import if_interrupted
 from pyfly_cpp.cli.headings import HeadedCommand, declares, number, sampling
-from pyfly_cpp.cli.kinds import SEED, Int
+from pyfly_cpp.cli.hints import one_prompt
+from pyfly_cpp.cli.kinds import FILE, SEED, Int
 from pyfly_cpp.cli.loading import Models, model_options, reading
 from pyfly_cpp.cli.measuring import open_session
 from pyfly_cpp.cli.options import TEMPERATURE_OPTION
@@ -38,13 +39,13 @@ _OPTIONS = [
     number("-n", "--max-tokens", kind=Int(1), default=256, help="Maximum answer length in tokens."),
     TEMPERATURE_OPTION,
     number("--seed", declare=sampling, kind=SEED, default=0, help="Seed for sampling."),
-    click.option("-o", "--output", default="explain.html", metavar="FILE", help="The page to write."),
+    click.option("-o", "--output", default="explain.html", type=FILE, help="The page to write."),
     click.option("--force", is_flag=True, help="Overwrite an existing file."),
 ]  # fmt: skip
 
 
 @click.command("explain", cls=HeadedCommand, help=HELP)
-@click.argument("prompt", type=TEXT)
+@click.argument("prompt", metavar="PROMPT", nargs=-1, required=True, type=TEXT, callback=one_prompt)
 @declares(_OPTIONS)
 @model_options
 def command(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -18,6 +18,9 @@ _FIRST, *_OTHERS = _HEADINGS = (
     "Options", "More options", "Access", "Limits", "Thresholds", "Drafting", "Acceptance", "Sampling",
     "Model and machine",
 )  # fmt: skip
+
+
+_MORE = _OTHERS[0]
 
 
 class _HeadedOption(click.Option):
@@ -77,16 +80,26 @@ def _show_all(context: click.Context, _: click.Parameter, is_wanted: bool) -> No
 
 
 class HeadedCommand(click.Command):
-    """Shows the options without a heading, and with --help-all also those of each heading, as they are declared."""
+    """Shows the options without a heading, and with --help-all also those of each heading, as they are declared.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    Args:
+        usual: Long names of the options to show, if not those without a heading.
+    """
+
+    def __init__(self, *args: Any, usual: Collection[str] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._usual = {*usual, "--help", "--help-all"} if usual else ()
         self.params.append(
             click.Option(
                 ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_show_all,
                 help="Show all options, also those that few need.",
             )
         )  # fmt: skip
+
+    def _heading(self, param: click.Parameter) -> str:
+        if not self._usual:
+            return getattr(param, "heading", _FIRST)
+        return _FIRST if not self._usual.isdisjoint(param.opts) else getattr(param, "heading", _MORE)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {heading: [] for heading in _HEADINGS}
@@ -95,7 +108,7 @@ class HeadedCommand(click.Command):
                 continue
             record = param.get_help_record(ctx)
             if record is not None:
-                sections[getattr(param, "heading", _FIRST)].append(record)
+                sections[self._heading(param)].append(record)
         for heading, records in sections.items():
             if records and (heading == _FIRST or _ALL in ctx.meta):
                 with formatter.section(heading):

@@ -9,6 +9,8 @@ from dataclasses import asdict
 import click
 
 from pyfly_cpp.cli import if_interrupted
+from pyfly_cpp.cli.hints import HintingGroup
+from pyfly_cpp.cli.kinds import FILE, MODEL
 from pyfly_cpp.cli.loading import N_THREADS_OPTION, silence
 from pyfly_cpp.cli.terminal import Bar, ask_for, note
 from pyfly_cpp.heads import Trained, TrainingPlan, plan_head, train_head
@@ -26,16 +28,16 @@ def _only_eagle3(_context: click.Context, _option: click.Parameter, kind: str | 
         )
 
 
-@click.group("heads", short_help="Train a head that drafts for a model.")
+@click.group("heads", cls=HintingGroup, short_help="Train a head that drafts for a model.")
 def command() -> None:
     """Heads: small models that read the target's hidden states and draft for it (docs/training-heads.md)."""
 
 
 @command.command("train", epilog="Example: pyfly-cpp heads train target.gguf -o head.gguf")
-@click.argument("target")
-@click.option("-o", "--output", required=True, metavar="FILE", help="The head to write.")
-@click.option("--texts", metavar="PATH", help="Texts to learn from.  [default: answers of TARGET]")
-@click.option("--prompts", metavar="FILE", help="JSON Lines that TARGET answers.  [default: built-in and made up]")
+@click.argument("target", type=MODEL)
+@click.option("-o", "--output", required=True, type=FILE, help="The head to write.")
+@click.option("--texts", metavar="PATH", type=FILE, help="Texts to learn from.  [default: answers of TARGET]")
+@click.option("--prompts", type=FILE, help="JSON Lines that TARGET answers.  [default: built-in and made up]")
 @click.option("--tokens", "n_tokens", default=200_000, metavar="N", help="Learn from at most N tokens.")
 @click.option("--hours", default=3.0, metavar="H", help="Spend at most H hours on all steps.")
 @click.option("--kind", "head", hidden=True, expose_value=False, callback=_only_eagle3)

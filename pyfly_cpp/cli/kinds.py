@@ -2,34 +2,64 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
-from pyfly_cpp.decoding.drafters import require_word
+from pyfly_cpp.decoding.drafters import DRAFTERS, require_word
 from pyfly_cpp.decoding.gates import parse_gate
+from pyfly_cpp.decoding.gates.forms import FORMS
+from pyfly_cpp.decoding.presets import SHIPPED
 from pyfly_cpp.decoding.resolve import AUTO as AUTO_DRAFTER
 from pyfly_cpp.decoding.windows import Window
 from pyfly_cpp.errors import did_you_mean
 from pyfly_cpp.llama.prompting import chat_formats
+from pyfly_cpp.machine.releases import MOST_THREADS
 from pyfly_cpp.machine.rpc import split_address
 from pyfly_cpp.machine.threads import AUTO
+from pyfly_cpp.models.named import EMBEDDED, named_models
 
 
 class Written(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """What a function reads out of a text; its ValueError names the fault."""
+    """What a function reads out of a text; its ValueError names the fault. A shell completes words, or files."""
 
-    def __init__(self, name: str, read: Callable[[str], Any]) -> None:
+    def __init__(
+        self,
+        name: str,
+        read: Callable[[str], Any] = str,
+        words: Callable[[str], Iterable[str]] = lambda _: (),
+        is_file: bool = False,
+    ) -> None:
+        """
+        Args:
+            words: Words that it can be, given its typed beginning.
+            is_file: It can name a file.
+        """
         self.name = name
         self._read = read
+        self._words = words
+        self._is_file = is_file
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
             return self._read(value) if isinstance(value, str) else value
         except ValueError as error:
             self.fail(str(error), param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """The file comes first: for bash, it would clear the words before it. With words, bash offers no files."""
+        files = [CompletionItem(incomplete, type="file")] if self._is_file else []
+        words = (word for word in self._words(incomplete) if word.startswith(incomplete))
+        return [*files, *map(CompletionItem, words)]
+
+
+def _named(typed: str) -> Iterable[str]:
+    """Names of models, once one has begun: otherwise bash would offer no files."""
+    return [EMBEDDED, *named_models()] if typed else ()
 
 
 def _drafter(text: str) -> str:
@@ -87,12 +117,16 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _count_or_auto(things: str) -> Callable[[str], int | str]:
+def _count_or_auto(things: str, most: int | None = None) -> Callable[[str], int | str]:
     def read(text: str) -> int | str:
-        try:
-            return text if text == AUTO else _positive(text)
-        except ValueError:
-            raise ValueError(f"{text!r} is not a number of {things} >= 1, or 'auto'.") from None
+        with contextlib.suppress(ValueError):
+            if text == AUTO:
+                return text
+            n = _positive(text)
+            if most is None or n <= most:
+                return n
+        limit = ">= 1" if most is None else f"in 1..{most}"
+        raise ValueError(f"{text!r} is not a number of {things} {limit}, or 'auto'.")
 
     return read
 
@@ -104,9 +138,13 @@ def _counts(text: str) -> tuple[int, ...]:
         raise ValueError(f"{text!r} is not a number of requests >= 1, or several like 1,4,8.") from None
 
 
-GATE = Written("gate", parse_gate)
+FILE = Written("file", is_file=True)
+FOLDER = Written("folder", is_file=True)
+MODEL = Written("model", words=_named, is_file=True)
+PRESET = Written("preset", words=lambda _: SHIPPED, is_file=True)
+GATE = Written("gate", parse_gate, lambda _: [form.word for form in FORMS if form.numbers is not None])
 WINDOW = Written("window", _window)
-DRAFTER = Written("drafter", _drafter)
+DRAFTER = Written("drafter", _drafter, lambda _: [AUTO_DRAFTER, "none", *DRAFTERS])
 CHAT_FORMAT = Written("chat format", _chat_format)
 NAMES = Written("devices", _names)
 """Names with commas between them; "none": no name."""
@@ -115,7 +153,7 @@ WORDS = Written("names", _words)
 SERVERS = Written("servers", _servers)
 SHARES = Written("shares", _shares)
 """Numbers with commas between them, none below 0."""
-THREAD_COUNT = Written("threads", _count_or_auto("threads"))
+THREAD_COUNT = Written("threads", _count_or_auto("threads", MOST_THREADS))
 PARALLEL_COUNT = Written("parallel", _count_or_auto("requests"))
 PARALLEL_COUNTS = Written("parallel", _counts)
 """Numbers of requests at a time, with commas between them; each once, in ascending order."""

@@ -18,7 +18,21 @@ from click.core import ParameterSource
 
 from pyfly_cpp import _native
 from pyfly_cpp.cli.headings import Declared, declares, drafting, machine, number
-from pyfly_cpp.cli.kinds import CHAT_FORMAT, COUNT, DRAFTER, NAMES, SERVERS, SHARES, SIZE, THREAD_COUNT, Int, Real
+from pyfly_cpp.cli.kinds import (
+    CHAT_FORMAT,
+    COUNT,
+    DRAFTER,
+    FILE,
+    MODEL,
+    NAMES,
+    PRESET,
+    SERVERS,
+    SHARES,
+    SIZE,
+    THREAD_COUNT,
+    Int,
+    Real,
+)
 from pyfly_cpp.cli.offering import find_model
 from pyfly_cpp.cli.terminal import Bar, leave_on_interrupt, note, warn
 from pyfly_cpp.decoding import Decoding, written_drafters
@@ -279,7 +293,9 @@ def _flag(option: AnyOption) -> str:
 
 def _drafter_option(option: AnyOption) -> Declared:
     if isinstance(option, PathOption):
-        return drafting(_flag(option), option.name, metavar="PATH", multiple=option.is_many, help=option.help)
+        return drafting(
+            _flag(option), option.name, metavar="PATH", type=FILE, multiple=option.is_many, help=option.help
+        )
     if isinstance(option, NamesOption):
         return drafting(_flag(option), option.name, metavar="NAME,...", type=NAMES, help=option.help)
     is_share = isinstance(option.default, float)
@@ -300,12 +316,12 @@ MEMORY_OPTIONS = [_drafter_option(option) for option in _OF_MEMORY]
 """For commands whose prompts are not answered again and again."""
 
 _WHAT: list[Declared] = [
-    click.option("-m", "--model", metavar="MODEL", help="GGUF file, or a name from `pyfly-cpp models list`.  "
+    click.option("-m", "--model", type=MODEL, help="GGUF file, or a name from `pyfly-cpp models list`.  "
                  "[default: the preset's, or the demo model]"),
-    click.option("--preset", metavar="PRESET", help=f"{', '.join(SHIPPED)} (how much is accepted loosely), or a JSON "
+    click.option("--preset", type=PRESET, help=f"{', '.join(SHIPPED)} (how much is accepted loosely), or a JSON "
                  "file, such as `bench --write-preset` writes: its models, drafter, gate and window; options override "
                  "it."),
-    click.option("-d", "--draft", "-md", metavar="FILE",
+    click.option("-d", "--draft", "-md", metavar="FILE", type=MODEL,
                  help="Small GGUF model (with --drafter cross, of any vocabulary), or a head."),
     click.option("--drafter", metavar="WORD", type=DRAFTER, default=AUTO,
                  help=f"What drafts: {written_drafters()}, or none. auto: the preset's, the model's MTP head, --draft "
@@ -337,13 +353,13 @@ _HOW: dict[str, Declared] = {
                       help="Type of the K cache.  [default: f16]"),
     "type_v": machine("--cache-type-v", "type_v", type=click.Choice(list(CACHE_WORDS)),
                       help="Type of the V cache; a quantised one turns --flash-attn on.  [default: f16]"),
-    "lora_path": machine("--lora", "lora_path", metavar="FILE", help="LoRA adapter for the model."),
+    "lora_path": machine("--lora", "lora_path", type=FILE, help="LoRA adapter for the model."),
     "verbose": machine("--verbose", is_flag=True, help="Show llama.cpp's log."),
 }  # fmt: skip
 """How a model is loaded, by the arguments of `FlyLlama`."""
 
 
-MODEL_ARGUMENT = click.argument("named", metavar="[MODEL]", required=False)
+MODEL_ARGUMENT = click.argument("named", metavar="[MODEL]", type=MODEL, required=False)
 """For commands that take no other argument: the model without --model."""
 
 

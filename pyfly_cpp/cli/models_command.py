@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+from pyfly_cpp.cli.hints import HintingGroup
+from pyfly_cpp.cli.kinds import MODEL, Written
 from pyfly_cpp.cli.offering import fetch_with_bar
 from pyfly_cpp.cli.self_draft import DEFAULT_TYPE, can_draft_for_itself
 from pyfly_cpp.cli.self_draft import command as draft
@@ -23,11 +25,12 @@ from pyfly_cpp.models import hub
 from pyfly_cpp.models import named as models
 from pyfly_cpp.models.here import models_here
 from pyfly_cpp.models.pairs import PAIRS, Offer, Pair, offers, published_pair
-from pyfly_cpp.models.removing import removable, remove
+from pyfly_cpp.models.removing import removable, removable_names, remove
 
 
 @click.group(
     "models",
+    cls=HintingGroup,
     short_help="List, fetch, pair and remove models.",
     epilog="Example: pyfly-cpp models fetch hf:Qwen/Qwen3-0.6B-GGUF:Q8_0",
 )
@@ -90,14 +93,16 @@ def fetch(names: tuple[str, ...]) -> None:
 
 
 @command.command(epilog='Example: llama-cli -m "$(pyfly-cpp models path smollm2-135m)"')
-@click.argument("name")
+@click.argument("name", type=MODEL)
 def path(name: str) -> None:
     """Print the path of the model NAME."""
     click.echo(models.resolve_model(name))
 
 
 @command.command("remove", epilog="Example: pyfly-cpp models remove hf:Qwen/Qwen3-0.6B-GGUF:Q8_0 --yes")
-@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.argument(
+    "names", metavar="NAME...", type=Written("name", words=lambda _: removable_names()), nargs=-1, required=True
+)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 def remove_models(names: tuple[str, ...], yes: bool) -> None:
     """Delete models of this program's folder or of the hub, and what else this program keeps.
@@ -110,7 +115,7 @@ def remove_models(names: tuple[str, ...], yes: bool) -> None:
 
 
 @command.command(epilog="Example: pyfly-cpp models pair ./Qwen2.5-7B-Instruct-Q4_K_M.gguf")
-@click.argument("target", required=False)
+@click.argument("target", type=MODEL, required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def pair(target: str | None, as_json: bool) -> None:
     """List drafts for the model TARGET.

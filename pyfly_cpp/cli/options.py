@@ -32,12 +32,7 @@ class _Sampling(NamedTuple):
 
 
 _SAMPLING = {
-    "temperature": _Sampling(
-        Real(min=0),
-        0.0,
-        "0: always the most probable token; higher: more varied.  "
-        "[default: 0; in chat the model's own recommendation, or 0.7]",
-    ),
+    "temperature": _Sampling(Real(min=0), 0.0, "0: always the most probable token; higher: more varied."),
     "seed": _Sampling(SEED, None, "Seed for sampling.  [default: another for each answer]"),
     "max_tokens": _Sampling(Length(), 1024, "Maximum answer length in tokens; 0 or -1: as the context allows."),
     "top_k": _Sampling(Int(), 40, "0: off."),
@@ -172,19 +167,22 @@ def _read(name: str, value: Any) -> Any:
         raise ValueError(f"{name.replace('_', '-')} cannot be {f'{value}'[:60]!r}: {message}.") from None
 
 
-def _sampling_option(name: str) -> Declared:
+def _sampling_option(name: str, in_chat: bool) -> Declared:
     option = _SAMPLING[name]
+    is_recommended = in_chat and name in _RECOMMENDED  # see `Options.for_chat`
+    default = _CHAT_TEMPERATURE if name == "temperature" else option.default
+    shown = f"  [default: the model's own recommendation, or {default}]" if is_recommended else ""
     names = ["-n"] * (name == "max_tokens") + [f"--{name.replace('_', '-')}"] + ["--temp"] * (name == "temperature")
     declare = click.option if name in ("temperature", "max_tokens") else sampling
-    has_default = name != "temperature"
     return number(
-        *names, declare=declare, kind=option.kind, default=option.default, show_default=has_default, help=option.help
-    )
+        *names, declare=declare, kind=option.kind, default=option.default, show_default=not is_recommended,
+        help=option.help + shown,
+    )  # fmt: skip
 
 
 TEMPERATURE_OPTION = number(
     "--temperature", "--temp", declare=sampling, kind=_SAMPLING["temperature"].kind, default=0.0,
-    help="0: always the most probable token; higher: more varied.",
+    help=_SAMPLING["temperature"].help,
 )  # fmt: skip
 SAMPLING_OPTIONS = [
     TEMPERATURE_OPTION,
@@ -193,34 +191,43 @@ SAMPLING_OPTIONS = [
 ]  # fmt: skip
 """The sampling options of commands that measure, greedy by default."""
 
-_OPTIONS: list[Declared] = [
-    acceptance("--gate", type=GATE,
-               help=f"{examples(combined=False)}. exact: the same answer as without drafts, also when sampling. "
-               "stochastic: same probabilities. All others can change answers. Several at once: "
-               "all(margin:0.3,exact-first:8).  [default: the preset's, or exact]"),
-    *map(_sampling_option, _SAMPLING),
-    drafting("--adaptive/--no-adaptive", default=None,
-             help="Draft only when that is faster, as measured while decoding. Off: always draft the full length.  "
-             "[default: adaptive unless --draft-max, or a preset with a drafter, sets the length]"),
-    drafting("--draft-max", metavar="N", type=SIZE, help="Maximum number of drafted tokens per step (K); 0: none."),
-    *MEMORY_OPTIONS,
-    acceptance("--window", metavar="WORDS", type=WINDOW,
-               help="Condition for keeping a mismatch: agree:W or reconverge:W, tail=N, across or in-round; "
-               "the rest is as in the gate's own window."),
-]  # fmt: skip
+
+def _options(in_chat: bool) -> list[Declared]:
+    return [
+        acceptance("--gate", type=GATE,
+                   help=f"{examples(combined=False)}. exact: the same answer as without drafts, also when sampling. "
+                   "stochastic: same probabilities. All others can change answers. Several at once: "
+                   "all(margin:0.3,exact-first:8).  [default: the preset's, or exact]"),
+        *(_sampling_option(name, in_chat) for name in _SAMPLING),
+        drafting("--adaptive/--no-adaptive", default=None,
+                 help="Draft only when that is faster, as measured while decoding. Off: always draft the full length.  "
+                 "[default: adaptive unless --draft-max, or a preset with a drafter, sets the length]"),
+        drafting("--draft-max", metavar="N", type=SIZE, help="Maximum number of drafted tokens per step (K); 0: none."),
+        *MEMORY_OPTIONS,
+        acceptance("--window", metavar="WORDS", type=WINDOW,
+                   help="Condition for keeping a mismatch: agree:W or reconverge:W, tail=N, across or in-round; "
+                   "the rest is as in the gate's own window."),
+    ]  # fmt: skip
 
 
-def shared_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a command these options, and those of `model_options`; it gets them as one argument, `options: Options`."""
+def shared_options(in_chat: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Gives a command these options, and those of `model_options`; it gets them as one argument, `options: Options`.
 
-    @functools.wraps(function)
-    def with_options(
-        *, models: Models, gate: Gate | None, window: str | None, draft_max: int | None, adaptive: bool | None,
-        **given: Any,
-    ) -> Any:  # fmt: skip
-        of_sampling = {name: given.pop(name) for name in _SAMPLING}
-        source = click.get_current_context().get_parameter_source
-        asked = frozenset(name for name in _SAMPLING if source(name) is not ParameterSource.DEFAULT)
-        return function(options=Options(models, gate, window, draft_max, adaptive, of_sampling, asked), **given)
+    Args:
+        in_chat: The command samples by `Options.for_chat`, which the help then shows.
+    """
 
-    return model_options(declares(_OPTIONS)(with_options))
+    def give(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def with_options(
+            *, models: Models, gate: Gate | None, window: str | None, draft_max: int | None, adaptive: bool | None,
+            **given: Any,
+        ) -> Any:  # fmt: skip
+            of_sampling = {name: given.pop(name) for name in _SAMPLING}
+            source = click.get_current_context().get_parameter_source
+            asked = frozenset(name for name in _SAMPLING if source(name) is not ParameterSource.DEFAULT)
+            return function(options=Options(models, gate, window, draft_max, adaptive, of_sampling, asked), **given)
+
+        return model_options(declares(_options(in_chat))(with_options))
+
+    return give

@@ -12,6 +12,7 @@ import llama_cpp
 
 from pyfly_cpp import _native
 from pyfly_cpp.cli.headings import Declared
+from pyfly_cpp.cli.kinds import FILE, MODEL
 from pyfly_cpp.cli.loading import reasons_from, silence
 from pyfly_cpp.cli.terminal import Bar
 from pyfly_cpp.machine.files import replaced, require_free, require_gguf, require_other, require_space
@@ -51,10 +52,10 @@ def _gone(*names: str, is_flag: bool = False) -> Declared:
 
 
 @click.command("draft", epilog="Example: pyfly-cpp models draft target.gguf --type Q4_K_M")
-@click.argument("target")
+@click.argument("target", type=MODEL)
 @click.option("--type", "name", default=DEFAULT_TYPE, show_default=True, metavar="TYPE",
               type=click.Choice(tuple(_TYPES), case_sensitive=False), help=f"{', '.join(_TYPES)}.")  # fmt: skip
-@click.option("-o", "--output", metavar="FILE", help="The draft to write.  [default: next to TARGET, by its type]")
+@click.option("-o", "--output", type=FILE, help="The draft to write.  [default: next to TARGET, by its type]")
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
 @_gone("--from")
 @_gone("--types")

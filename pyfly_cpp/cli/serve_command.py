@@ -89,7 +89,7 @@ _OPTIONS = [
 )
 @MODEL_ARGUMENT
 @declares(_OPTIONS)
-@shared_options
+@shared_options()
 def command(
     options: Options,
     host: str,

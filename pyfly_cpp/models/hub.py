@@ -27,6 +27,11 @@ USUAL = ("Q4_K_M", "Q8_0", "Q4_0", "F16", "BF16")
 _SECONDS = 20  # for the hub's answer
 _PART = re.compile(r"-(\d{5})-of-(\d{5})$")
 _TYPE = re.compile(r"(?:^|[-._])((?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|MXFP4(?:_MOE)?|BF16|FP?16|FP?32))$", re.I)
+_ADDRESS = re.compile(
+    r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<repo>[^/?#]+/[^/?#:]+)"
+    r"(?:/(?:blob|resolve|raw)/[^/]+/(?P<file>[^?#]+)|/tree/[^/]+)?(?P<type>)/?(?:[?#].*)?"
+)
+_WITHOUT_PREFIX = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*(?<!\.gguf))(?:/(?P<file>.+\.gguf)|:(?P<type>\w+))?")
 _NO_MODEL = re.compile(r"mmproj|imatrix", re.I)
 
 
@@ -91,6 +96,14 @@ class Listing:
         """The name of one of its models: by its type, if that is enough."""
         is_alone = model.type and [other.type for other in self.models].count(model.type) == 1
         return HubName(self.repo, None, model.type) if is_alone else HubName(self.repo, model.name)
+
+
+def name_in(text: str) -> HubName | None:
+    """The name that is meant by an address of the hub, or by a name without `hf:`; None: it looks like neither."""
+    found = _ADDRESS.fullmatch(text) or _WITHOUT_PREFIX.fullmatch(text)
+    if found is None:
+        return None
+    return HubName(found["repo"], found["file"], found["type"])
 
 
 def is_hub_name(text: str) -> bool:

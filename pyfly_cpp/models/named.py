@@ -65,7 +65,7 @@ def resolve_model(text: str | os.PathLike[str]) -> Path:
     if os.path.exists(path):
         return path
     if os.sep in text or "/" in text or text.endswith(".gguf"):
-        raise ValueError(f"there is no model file {text!r}; check the path.")
+        raise ValueError(f"there is no model file {text!r}; check the path.{_meant(text)}")
     named = locate(text)
     if named is not None:
         return named
@@ -77,10 +77,10 @@ def model_file(path: str | os.PathLike[str]) -> str:
     precedence.
 
     Raises:
-        ValueError: there is no model of that name, or it is not fetched yet.
+        ValueError: there is no such file and no model of that name, or it is not fetched yet.
     """
     text = os.fspath(path)
-    return str(resolve_model(text)) if isinstance(path, str) and is_name(text) and not os.path.exists(text) else text
+    return str(resolve_model(text)) if isinstance(path, str) and not os.path.exists(text) else text
 
 
 def is_name(text: str) -> bool:
@@ -121,9 +121,17 @@ def package_file(member: str) -> Path | None:
     return None
 
 
+def _meant(text: str) -> str:
+    """` Did you mean 'this'?`: the file of that name with `.gguf`, or the model of the hub; empty if it is neither."""
+    file = f"{text}.gguf"
+    meant = file if os.path.isfile(file) else hub.name_in(text)
+    return "" if meant is None else f" Did you mean {str(meant)!r}?"
+
+
 def _unknown(name: str) -> str:
     ollama = f"{PREFIX}{name}"
-    hint = f" Did you mean {ollama!r}?" if locate(ollama) else did_you_mean(name, [EMBEDDED, *named_models()])
+    hint = f" Did you mean {ollama!r}?" if locate(ollama) else _meant(name)
+    hint = hint or did_you_mean(name, [EMBEDDED, *named_models()])
     return (
         f"there is no file and no known model {name!r}.{hint} Give a path, or hf:OWNER/REPO:TYPE; `pyfly-cpp models "
         "list` lists the models on this machine."

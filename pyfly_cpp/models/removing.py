@@ -44,7 +44,7 @@ def removable(name: str) -> Removable:
         raise ValueError(f"{name!r} belongs to Ollama; run `ollama rm {name[len(PREFIX) :]}`.")
     path = models[name].path if name in models else locate(name)
     if path is None:
-        known = [one for one in (*kept, *models) if one != EMBEDDED]
+        known = removable_names()
         there = f"there is {', '.join(known)}" if known else "there is nothing to remove"
         raise ValueError(f"there is no {name!r} here.{did_you_mean(name, known)} On this machine {there}.")
     if name == EMBEDDED and not _is_ours(path):
@@ -53,6 +53,11 @@ def removable(name: str) -> Removable:
         raise ValueError(f"{name!r} is kept by another program; remove it there, or delete the file.")
     parts = tuple(files_of_model(path))
     return Removable(name, parts, sum(part.stat().st_size for part in parts))
+
+
+def removable_names() -> list[str]:
+    """The names that `removable` may take."""
+    return [*(one.name for one in kept_here()), *(one.name for one in models_here() if one.name != EMBEDDED)]
 
 
 def _is_ours(path: Path) -> bool:

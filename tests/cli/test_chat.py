@@ -158,7 +158,7 @@ def test_backslash_continues_a_line(run):
     [
         ('"""\nTom has\n\n3 apples.\n"""\nAnd she?\n', ["Tom has\n\n3 apples.", "And she?"]),
         ('"""Tom has\\\n/etc\r\nexit"""  \n', ["Tom has\\\n/etc\nexit"]),
-        ('"""/stats"""\n"""exit"""\nexit\n', ["/stats", "exit", "exit"]),
+        ('"""/stats"""\n"""exit"""\nexit\nSay A\n', ["/stats", "exit"]),
         ('""" """\n""""""\nTom has """3""" apples.\n', ['Tom has """3""" apples.']),
         ('"""\nTom has\n3 apples.', ["Tom has\n3 apples."]),
         ("", []),
@@ -177,11 +177,14 @@ def test_three_quotes_hold_a_message_of_several_lines(run, tmp_path, monkeypatch
     assert said == messages
 
 
-def test_words_that_leave_and_list(run, monkeypatch):
+@pytest.mark.parametrize("word", ["exit", "quit", "/exit", "/quit", "/bye"])
+def test_words_that_leave(run, word):
+    result = chat(run, stdin=f" {word} \n{QUESTION}\n")
+    assert result.code == 0 and not result.out
+
+
+def test_words_that_list(run, monkeypatch):
     monkeypatch.setattr(PipeReader, "interactive", True)
-    for word in ("exit", "quit", "/exit", "/quit", "/bye"):
-        result = chat(run, stdin=f" {word} \n{QUESTION}\n")
-        assert result.code == 0 and not result.out, word
     listed = [chat(run, stdin=f"{word}\n").err.partition("Ctrl-D leaves")[2] for word in ("/help", "/?")]
     assert listed[0] == listed[1] and all(word in listed[0] for word in ('"""', "exit", "/?"))
 

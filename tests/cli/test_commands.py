@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
 
+import click
 import llama_cpp
 import pytest
 from fake_rpc import fake_rpc_server
@@ -35,6 +37,28 @@ def test_unknown_command_is_usage_with_a_hint(run):
     result = run("chta")
     assert result.code == 2
     assert "Did you mean 'chat'?" in result.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "here"),
+    [
+        (["run"], "`chat`"),
+        (["pull", "x"], "`models fetch`"),
+        (["list"], "`models list`"),
+        (["generate"], "`complete`"),
+        (["help"], "`--help`"),
+        (["a/x.gguf", "-t", 1], "`chat a/x.gguf`"),
+        (["models", "rm", "x"], "`models remove`"),
+        (["models", "lst"], "'list'"),
+        (["chat", "-p", "x"], "`complete PROMPT`"),
+        (["complete", "--predict", 5], "`-n`"),
+        (["complete", "two", "words"], "quotes"),
+        (["explain", "two", "words"], "quotes"),
+    ],
+)
+def test_names_of_other_programs(run, arguments, here):
+    result = run(*arguments)
+    assert result.code == 2 and here in " ".join(result.err.split()) and "Traceback" not in result.err
 
 
 @pytest.mark.parametrize(
@@ -84,6 +108,11 @@ def test_errors(run, arguments, code, message):
     assert result.out == ""
     if code == 1:
         assert len(result.err.splitlines()) == 1
+
+
+def test_too_many_threads_are_wrong_usage(run):
+    result = run("complete", "-m", TARGET, "-t", 999, "x")
+    assert result.code == 2 and "'-t' / '--n-threads': '999' is not a number of threads in 1..512" in result.err
 
 
 @pytest.mark.parametrize(
@@ -455,14 +484,61 @@ def test_a_help_lists_what_most_need_and_another_everything(run, name):
                           if opt.startswith("--")} | {"--help"}  # fmt: skip
 
 
-def test_tab_completion_is_as_the_help_tells(run, monkeypatch):
+def test_the_help_of_complete_has_what_one_looks_for_first(run):
+    shown, everything = (run("complete", word).out for word in ("--help", "--help-all"))
+    assert all(f" {option} " in shown for option in ("--seed", "-t,", "-ngl,", "--stop", "--stats"))
+    assert all(
+        f" {option} " in everything and f" {option} " not in shown for option in ("--preset PRESET", "--drafter WORD")
+    )
+
+
+def test_a_help_has_the_defaults_of_its_command(run):
+    def default_of(option, command):
+        text = " ".join(run(command, "--help-all").out.split())
+        return re.search(rf"{option} X .*?\[default: ([^];]*)", text)[1]
+
+    for option, in_chat, elsewhere in (("--temp", "0.7", "0.0"), ("--top-p", "0.95", "0.95")):
+        assert default_of(option, "chat") == f"the model's own recommendation, or {in_chat}"
+        assert default_of(option, "complete") == default_of(option, "serve") == elsewhere
+
+
+def test_tab_completion_is_as_the_help_tells(run, monkeypatch, tmp_path):
     (script,) = re.findall(r'eval "\$\((\w+)=(bash)_source pyfly-cpp\)"', run("--help").out)
     variable, shell = script
     monkeypatch.setenv(variable, f"{shell}_complete")
-    for words, expected in (("pyfly-cpp ch", "plain,chat"), ("pyfly-cpp chat --dr", "plain,--draft")):
+    models = tmp_path / "models"
+    models.mkdir()
+    shutil.copy(DRAFT, models / "qwen.gguf")
+    for words, expected in (
+        ("pyfly-cpp ch", ["plain,chat"]),
+        ("pyfly-cpp chat --draft-m", ["plain,--draft-max"]),
+        ("pyfly-cpp chat -m ", ["file,"]),
+        ("pyfly-cpp chat ./mod", ["file,./mod"]),
+        ("pyfly-cpp chat -d qw", ["file,qw", "plain,qwen"]),
+        ("pyfly-cpp chat --preset f", ["file,f", "plain,fast"]),
+        ("pyfly-cpp chat --gate marg", ["plain,margin"]),
+        ("pyfly-cpp chat --drafter loo", ["plain,lookup"]),
+        ("pyfly-cpp eval gsm", ["plain,gsm8k"]),
+        ("pyfly-cpp models remove qw", ["plain,qwen"]),
+        ("pyfly-cpp no-such-command x", [""]),
+    ):
         monkeypatch.setenv("COMP_WORDS", words)
-        monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
-        assert expected in run().out.splitlines()
+        monkeypatch.setenv("COMP_CWORD", str(len(f"{words}.".split()) - 1))
+        result = run()
+        assert (result.out.splitlines(), result.err) == (expected, ""), words
+
+
+def test_a_shell_completes_files():
+    """Wherever a value is one."""
+    kinds = {"FILE", "FOLDER", "PATH", "MODEL", "[MODEL]", "TARGET", "[TARGET]", "PRESET"}
+    context, seen = click.Context(cli), set()
+    for name, command in every_command():
+        for param in command.params:
+            kind = param.make_metavar(context)
+            if kind in kinds and not isinstance(param.type, click.Path):
+                seen.add(kind)
+                assert "file" in [item.type for item in param.shell_complete(context, "x")], f"{param.name} of {name}"
+    assert seen == kinds
 
 
 # ---- doctor ----------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pyfly_cpp import FlyLlama
 from pyfly_cpp.models import named as models
 from pyfly_cpp.models.named import EMBEDDED
 
@@ -247,3 +248,29 @@ def test_what_cannot_be_removed(run, home, monkeypatch):
         assert result.code == 1 and all(word in result.err for word in words), result.err
         assert len(result.err.splitlines()) == 1
     assert others.exists() and (home / "models" / "mine.gguf").exists()
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("https://huggingface.co/o/r-GGUF/resolve/main/sub/x.gguf?download=true", "hf:o/r-GGUF/sub/x.gguf"),
+        ("https://huggingface.co/o/r-GGUF/blob/main/x.gguf", "hf:o/r-GGUF/x.gguf"),
+        ("https://huggingface.co/o/r-GGUF", "hf:o/r-GGUF"),
+        ("Qwen/Qwen2.5-0.5B-Instruct-GGUF", "hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF"),
+        ("o/r-GGUF:Q8_0", "hf:o/r-GGUF:Q8_0"),
+        ("o/r-GGUF/x.gguf", "hf:o/r-GGUF/x.gguf"),
+        ("here", "here.gguf"),
+        ("./here", "./here.gguf"),
+        ("./nowhere", None),
+        ("models/nowhere.gguf", None),
+    ],
+)
+def test_a_name_that_was_meant(run, tmp_path, monkeypatch, typed, meant):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here.gguf").touch()
+    told = run("complete", "-m", typed, "x")
+    assert told.code == 1
+    with pytest.raises(ValueError) as caught:
+        FlyLlama(typed)
+    for text in (told.err, str(caught.value)):
+        assert (f"Did you mean {meant!r}?" in " ".join(text.split())) if meant else ("Did you mean" not in text), text

@@ -75,7 +75,7 @@ MESSAGES = {
     "magic only": "truncated",
     "not a gguf": "is not a GGUF file.*download",
     "empty": "is not a GGUF file.*download",
-    "missing": "No such file.*check the path",
+    "missing": "no model file.*check the path",
     "folder": r"is a folder.*\.gguf",
 }
 
