@@ -133,7 +133,8 @@ def test_attributes_of_llama(plain):
         "draft_model", "verbose", "model_path",
     }  # fmt: skip
     assert used <= set(vars(plain))
-    declared = set(guarded_llama.GuardedLlama.__annotations__) - {"vocabulary", "loaded", "_context_params"}
+    ours = {"vocabulary", "loaded", "_context_params", "_bytes_of_context"}
+    declared = set(guarded_llama.GuardedLlama.__annotations__) - ours
     assert declared <= used
     assert plain._ctx.ctx and plain._model.model and plain._model.vocab
 

@@ -39,9 +39,9 @@ def named_models() -> dict[str, Path]:
         return {}
 
 
-def resolve_model(text: str | os.PathLike[str]) -> Path:
+def resolve_model(text: str | os.PathLike[str], what: str = "model") -> Path:
     """The file meant by a path, by `hf:OWNER/REPO:TYPE` and its like (hub.py), by `smollm2-135m`, or by the name of a
-    file in `models_folder`, without `.gguf`.
+    file in `models_folder`, without `.gguf`. `what`: its role, for the message on a file that is not there.
 
     Raises:
         ValueError: there is no such file or name, or it is not fetched yet; the message has the remedy.
@@ -65,22 +65,22 @@ def resolve_model(text: str | os.PathLike[str]) -> Path:
     if os.path.exists(path):
         return path
     if os.sep in text or "/" in text or text.endswith(".gguf"):
-        raise ValueError(f"there is no model file {text!r}; check the path.{_meant(text)}")
+        raise ValueError(f"there is no {what} file {text!r}; check the path.{_meant(text)}")
     named = locate(text)
     if named is not None:
         return named
     raise ValueError(_NO_EMBEDDED if text == EMBEDDED else _unknown(text))
 
 
-def model_file(path: str | os.PathLike[str]) -> str:
+def model_file(path: str | os.PathLike[str], what: str = "model") -> str:
     """The path of a model: a path as it is, for a name (`resolve_model`) the model's file. A file with such a name has
-    precedence.
+    precedence. `what`: as there.
 
     Raises:
         ValueError: there is no such file and no model of that name, or it is not fetched yet.
     """
     text = os.fspath(path)
-    return str(resolve_model(text)) if isinstance(path, str) and not os.path.exists(text) else text
+    return str(resolve_model(text, what)) if isinstance(path, str) and not os.path.exists(text) else text
 
 
 def is_name(text: str) -> bool:

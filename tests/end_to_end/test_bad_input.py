@@ -75,7 +75,7 @@ MESSAGES = {
     "magic only": "truncated",
     "not a gguf": "is not a GGUF file.*download",
     "empty": "is not a GGUF file.*download",
-    "missing": "no model file.*check the path",
+    "missing": "there is no .* file .*check the path",
     "folder": r"is a folder.*\.gguf",
 }
 
@@ -362,7 +362,7 @@ def test_wrong_kinds_of_settings(fly, tiny_target):
         fly.gate = "entropy:-1"
     with pytest.raises(ValueError, match=r"window must be Window\(...\), .*reconverge:6, or None, not 6"):
         fly.window = 6
-    with pytest.raises(ValueError, match=r"the draft model 'draft.gguf' cannot be read"):
+    with pytest.raises(ValueError, match=r"draft model .*'draft.gguf'"):
         fly.drafter = "draft.gguf"
     with pytest.raises(ValueError, match="the list of drafters is empty; give at least one, or None"):
         fly.drafter = []

@@ -538,7 +538,7 @@ def test_files_that_are_no_such_head(opened):
         with pytest.raises(ValueError, match=r"is a head of architecture .*, not a model"):
             FlyLlama(path, **SETTINGS)
     for kind in (MTP, Eagle3, DFlash, DSpark):
-        with pytest.raises(ValueError, match=r"head 'nowhere.gguf' cannot be read"):
+        with pytest.raises(ValueError, match=r"head .*'nowhere.gguf'"):
             llm.drafter = kind("nowhere.gguf")
     with pytest.raises(ValueError, match="the model was loaded without its MTP head; load it again"):
         hybrid.drafter = MTP()

@@ -95,7 +95,7 @@ def test_eval_chooses_how_many_at_once(run, data, tmp_path, monkeypatch):
     assert json.loads((tmp_path / "much" / "run.json").read_text())["identity"]["parallel"] == 8
     sample = data / "gsm8k_sample.jsonl"
     refused(run(evaluate, *arguments, "-o", tmp_path / "no", "-m", sample, models=False), "is not a GGUF file")
-    monkeypatch.setattr(memory, "available", lambda: 2**20)
+    monkeypatch.setattr(memory, "available", lambda: 2**25)  # one context
     assert run(evaluate, *arguments, "-o", tmp_path / "little").exit_code == 0
     assert "parallel" not in json.loads((tmp_path / "little" / "run.json").read_text())["identity"]
 

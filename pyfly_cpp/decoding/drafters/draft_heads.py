@@ -35,8 +35,9 @@ class MTP(WithModel):
         return self.model_path is None
 
     def open(self, host: Host) -> _native.Drafter:
-        if (path := None if self.model_path is None else model_file(self.model_path)) is not None:
-            require_gguf(path, "MTP head")
+        what = "MTP head"
+        if (path := None if self.model_path is None else model_file(self.model_path, what)) is not None:
+            require_gguf(path, what)
         # Chained heads draft one token each; where no number was asked for, as many as there are.
         k = 1 if self.draft_max is None and not host.is_fixed else host.draft_max
         own = host.has_own_head
@@ -64,7 +65,7 @@ class Eagle3(WithModel):
     p_min: float = 0.0
 
     def open(self, host: Host) -> _native.Drafter:
-        require_gguf(path := model_file(self.model_path), "EAGLE-3 head")
+        require_gguf(path := model_file(self.model_path, "EAGLE-3 head"), "EAGLE-3 head")
         return _native.ModelDrafter("EAGLE-3", "eagle3", host.target(), path, self.p_min, **host.settings)
 
     def __str__(self) -> str:
@@ -94,7 +95,8 @@ class DFlash(WithModel):
     label: ClassVar[str] = "DFlash"
 
     def open(self, host: Host) -> _native.Drafter:
-        require_gguf(path := model_file(self.model_path), f"{self.label} head")
+        what = f"{self.label} head"
+        require_gguf(path := model_file(self.model_path, what), what)
         k = 0 if self.draft_max is None else host.draft_max
         return _native.ModelDrafter(self.label, self.word, host.target(), path, self.p_min, k, **host.settings)
 

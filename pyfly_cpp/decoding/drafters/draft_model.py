@@ -96,7 +96,7 @@ class DraftModel(WithModel):
 
     def open_as(self, name: str, kind: str, host: Host) -> _native.Drafter:
         """Opens it by another constructor: see `_native.ModelDrafter`."""
-        require_gguf(path := model_file(self.model_path), "draft model")
+        require_gguf(path := model_file(self.model_path, "draft model"), "draft model")
         names = ("n_ctx", "n_batch", "n_gpu_layers", "n_threads", "type_k", "type_v")
         given = {name: int(getattr(self, name)) for name in names if getattr(self, name) is not None}
         settings = {**host.settings, **({"n_gpu_layers": -1} if self.devices else {}), **given}
