@@ -15,12 +15,6 @@ from pyfly_cpp.errors import counted
 _LEAST_TOKENS, _LEAST_ROUNDS = 16, 2
 """The fewest of which a speed is shown."""
 
-
-def tells_speed(n_tokens: int, n_steps: int) -> bool:
-    """Whether so many tokens in so many steps, all behind the first step, are enough for a speed."""
-    return n_tokens >= _LEAST_TOKENS and n_steps >= _LEAST_ROUNDS
-
-
 _BY_NAME = ("accepted_by_drafter",)
 """The counters that are pairs of a name and a number."""
 
@@ -171,7 +165,7 @@ class Stats:
         """Speed behind the first step; NaN for fewer than 16 tokens or two steps, which tell nothing of it.
         In a `FlyBatch`, by the share that a request has of the common batches."""
         n = self.committed - self.committed_first
-        is_enough = tells_speed(n, self.rounds - self.beginnings) and self.seconds_decode > 0
+        is_enough = n >= _LEAST_TOKENS and self.rounds - self.beginnings >= _LEAST_ROUNDS and self.seconds_decode > 0
         return n / self.seconds_decode if is_enough else math.nan
 
     @property

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pyfly_cpp.engine.output import Piece
-from pyfly_cpp.engine.stats import tells_speed
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class Timings:
         self._progress = Progress(0, 0)
         self._n_cached = 0
         self._n_tokens = 0
-        self._n_first = self._n_steps = 0  # tokens of the first step, and the steps behind it
+        self._n_first = 0  # tokens of the first step
         self._drafts: dict[str, int] = {}
 
     @property
@@ -47,12 +46,11 @@ class Timings:
                 self._first = self._last
             return
         self._first = self._first or self._last
-        self._n_steps += bool(self._n_tokens)
         self._n_first = self._n_first or piece.n_tokens
         self._n_tokens = piece.n_tokens
         stats = piece.stats
         if stats is not None:
-            self._n_first, self._n_steps = stats.committed_first, stats.rounds - stats.beginnings
+            self._n_first = stats.committed_first
             # The last token of a prompt goes with the first step, and is not counted.
             self._n_cached = max(0, self._progress.n_all - 1 - stats.prefilled)
             if stats.drafted:
@@ -66,16 +64,15 @@ class Timings:
         }  # fmt: skip
 
     def as_dict(self) -> dict[str, Any]:
-        """The counts and milliseconds; a text's first step comes with its prompt. Speeds are 0 for an answer that is
-        too short to tell them, as in `Stats.tokens_per_second`."""
+        """The counts and milliseconds. A text's first step comes with its prompt, so the speed is that of the tokens
+        behind it, and 0 if there are none, as in llama.cpp's server."""
         n_prompt, n_behind = self._progress.n - self._n_cached, max(0, self._n_tokens - self._n_first)
         prompt_ms = 1e3 * ((self._first or self._last) - self._begun)
         predicted_ms = 1e3 * (self._last - self._first) if n_behind else 0.0
-        n_timed = n_behind if tells_speed(n_behind, self._n_steps) else 0
         return {
             "cache_n": self._n_cached,
             **_rates("prompt", n_prompt, n_prompt, prompt_ms),
-            **_rates("predicted", self._n_tokens, n_timed, predicted_ms),
+            **_rates("predicted", self._n_tokens, n_behind, predicted_ms),
             **self._drafts,
         }
 
