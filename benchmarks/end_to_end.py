@@ -54,7 +54,7 @@ def ask(
     rows = []
     with ExitStack() as stack:
         sides = [stack.enter_context(Side(name, model, n_ctx, threads, head=head)) for name in names]
-        ours = next(one for one in sides if one.name in side.OURS)
+        ours = next(one for one in sides if one.name not in side.STOCK)
         for one in sides:
             one.answer(ours.prompt([{"role": "user", "content": "Say hello."}]), 8)
         for i, prompt in enumerate(prompts):

@@ -19,8 +19,8 @@ from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 STOCK = {"llama.cpp": None, "flash": None, "stock lookup": 10, "stock lookup 2": 2}
 """Plain `llama_cpp.Llama`: as it is, with flash attention, and with its own prompt lookup, which drafts so many tokens.
 10 is its default, and 2 its documentation's advice for CPUs."""
-OURS = ("plain", "lookup", "auto", "lookup+head", "auto+head")
-"""FlyLlama without drafts, with prompt lookup, as it ships, and with a head besides these; exact and governed."""
+OURS = ("plain", "lookup", "auto")
+"""FlyLlama without drafts, with prompt lookup, and as it ships; exact and governed. `NAME+head` has a head as well."""
 
 
 def load(name: str, options: dict[str, Any]) -> Any:

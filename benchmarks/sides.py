@@ -34,7 +34,7 @@ class Answered(NamedTuple):
 
 
 class Side(Child):
-    """One of side.STOCK and side.OURS, as a process."""
+    """One of side.STOCK and side.OURS, as a process; of the latter also with a head, `NAME+head`."""
 
     def __init__(
         self, name: str, model: str, n_ctx: int, threads: int, cache: str = "f16", head: str | None = None
@@ -46,7 +46,7 @@ class Side(Child):
         }  # fmt: skip
         if name.endswith("+head"):
             if head is None:
-                raise SystemExit(f"the side {name} needs a head; name its file with --head.")
+                raise SystemExit(f"the side {name} needs the file of a head; end_to_end.py takes it as --head.")
             options["head"] = head
         kind = CACHE_WORDS[cache]
         super().__init__(side.__file__, [name], {**options, "type_k": kind, "type_v": kind, "verbose": False})

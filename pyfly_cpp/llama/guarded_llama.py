@@ -84,7 +84,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
     _may_choose_attention = False
     """Whether llama.cpp chooses between flash attention and none."""
     _bytes_of_context: int | None = None
-    """What the context takes besides the weights; None: it is not known yet."""
+    """What the context takes besides the weights; 0: not known, but little; None: nobody has looked yet."""
 
     def __init__(
         self,
@@ -253,7 +253,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             params.cb_eval_user_data = self._tap.user
         self._adapt(params)
         has_sizes = "_model" in self.__dict__ and params.n_ctx > 0 and params.n_batch > 0
-        if has_sizes and self._bytes_of_context is None and not self._is_surely_small(params):
+        if has_sizes and self._bytes_of_context is None:
             self._require_memory(params)
         return params
 
@@ -275,6 +275,9 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
     def _require_memory(self, params: Any) -> None:
         """Raises ValueError if the context is larger than what is free; llama.cpp fills it, and the system would end
         the process."""
+        if self._is_surely_small(params):
+            self._bytes_of_context = 0
+            return
         n = self._simulated(params)
         if n is None and self._may_choose_attention:
             # llama.cpp has no graph of this model with flash attention (PLM), or cannot make the context at all.

@@ -317,6 +317,13 @@ def test_a_context_that_is_larger_than_what_is_free(target, monkeypatch):
             FlyLlama(target, kernels="stock", **{**OPTIONS, "n_ctx": n_ctx})
 
 
+def test_the_memory_that_a_loaded_model_takes_is_no_obstacle_to_it(target, monkeypatch):
+    with FlyLlama(target, **OPTIONS) as fly:
+        monkeypatch.setattr(memory, "available", lambda: 1)
+        fly.drafter = PromptLookup()
+        assert answer(fly)
+
+
 def test_a_subclass_in_place_of_llama(target):
     """Somebody else may have put a subclass with other parameters where the base class was."""
     code = """
