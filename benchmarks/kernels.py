@@ -22,7 +22,8 @@ With --gpu-layers N (-1: all) so many layers are on a GPU, for what a batch cost
 --as quantises the model to each of these types first, from whatever type it has: for times, not for texts.
 
 Where there is a C compiler, the roofline stands beside it: a batch takes at least as long as its weights take to be
-read at this machine's speed of memory, and as its products of bytes take at the speed of the dot instruction.
+read at this machine's speed of memory, and as its products of bytes take at the speed of the dot instruction. Memory's
+speed changes with what others do, so it is measured before each repeat, for the first number of tokens.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -54,7 +55,8 @@ ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 
 Costs = dict[str, Any]
 """Of a model behind a beginning: `model`, `behind`, `cache`, `about` (evaluator.Evaluator.about) and `differences` of
-both sides, and `stock_and_ours`: seconds by the number of tokens, a pair for each repeat."""
+both sides, and `stock_and_ours`: seconds by the number of tokens, a pair for each repeat. Where there is a roofline,
+`memory`: gigabytes a second that could be read before each repeat."""
 
 
 class Side(Child):
@@ -75,9 +77,10 @@ class Side(Child):
 
 def measure(
     model: str, *, rows: Sequence[int] = ROWS, behind: Sequence[int] = (16,), repeats: int, threads: int,
-    cache: str = "f16", gpu_layers: int = 0, apart: bool = False,
+    cache: str = "f16", gpu_layers: int = 0, apart: bool = False, speed_of_memory: Callable[[], float] | None = None,
 ) -> list[Costs]:  # fmt: skip
-    """The costs behind each beginning, in ascending order, of a model with both choices of kernels."""
+    """The costs behind each beginning, in ascending order, of a model with both choices of kernels. `memory` is
+    measured if both are loaded at once."""
     lengths = sorted(behind)
     how = (model, lengths[-1] + max(rows), threads, cache, gpu_layers)
     out = [{"model": Path(model).name, "behind": n, "cache": cache} for n in lengths]
@@ -102,6 +105,8 @@ def measure(
                 side.do("seconds", n=min(16, max(rows)))
             times: dict[int, list[tuple[float, ...]]] = {n: [] for n in rows}
             for _ in range(repeats):
+                if speed_of_memory:
+                    costs.setdefault("memory", []).append(speed_of_memory())
                 for n in rows:
                     times[n].append(tuple(side.do("seconds", n=n) for side in sides))
             costs.update(about=[side.ready for side in sides], stock_and_ours=times,
@@ -141,17 +146,37 @@ def table(costs: Costs) -> str:
     )
 
 
+class Roofline:
+    """The speeds of `roofline.c`, compiled once."""
+
+    def __init__(self, n_threads: int, folder: str) -> None:
+        """Raises OSError or CalledProcessError where there is no compiler for it."""
+        self._call = [f"{folder}/roofline", str(n_threads)]
+        subprocess.run(["cc", "-O2", "-pthread", str(HERE / "roofline.c"), "-o", self._call[0]], check=True)
+
+    def speeds(self, *only: str) -> dict[str, float]:
+        """Gigabytes (`memory`), and 10^9 products of bytes by instruction set, a second."""
+        lines = subprocess.run([*self._call, *only], check=True, capture_output=True, text=True).stdout
+        return {name: float(value) for name, value in (line.split() for line in lines.splitlines())}
+
+    def memory(self) -> float:
+        """Gigabytes a second."""
+        return self.speeds("memory")["memory"]
+
+
 def roofline(n_threads: int) -> dict[str, float]:
-    """Gigabytes, and 10^9 products of bytes, a second; empty where there is no compiler for it."""
+    """All speeds of `Roofline`; empty where there is no compiler for it."""
     with tempfile.TemporaryDirectory() as folder:
-        program = f"{folder}/roofline"
-        try:
-            subprocess.run(["cc", "-O2", "-pthread", str(HERE / "roofline.c"), "-o", program], check=True)
-            lines = subprocess.run([program, str(n_threads)], check=True, capture_output=True, text=True).stdout
-        except (OSError, subprocess.CalledProcessError) as error:
-            print(f"no roofline: {error}")
-            return {}
-    return {name: float(value) for name, value in (line.split() for line in lines.splitlines())}
+        return speeds.speeds() if (speeds := compiled_roofline(n_threads, folder)) else {}
+
+
+def compiled_roofline(n_threads: int, folder: str) -> Roofline | None:
+    """None where there is no compiler for it."""
+    try:
+        return Roofline(n_threads, folder)
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"no roofline: {error}")
+        return None
 
 
 def quantised(model: str, name: str, folder: str) -> str:
@@ -208,6 +233,11 @@ def print_costs(costs: Costs, name: str, speeds: dict[str, float]) -> None:
             f"{speeds['memory']:.1f} GB/s; {n_weights / 1e9 / speeds[isa] * 1e3:.1f} ms a token for "
             f"{n_weights / 1e9:.2f} G products at {speeds[isa]:.0f} G/s ({isa})"
         )
+    if costs.get("memory"):
+        n, pairs = next(iter(costs["stock_and_ours"].items()))
+        read = [costs["about"][0]["n_bytes"] / 1e9 / speed for speed in costs["memory"]]
+        shares = [spread([least / pair[i] for least, pair in zip(read, pairs)]) for i in (0, 1)]
+        print(f"of the speed of memory at that moment, {n} tokens: stock {shares[0]}, ours {shares[1]}")
     for name, worst in zip(("stock", "ours"), costs["differences"]):
         print(f"{name}: logits of tokens alone and in batches differ by at most {worst:.2g}")
 
@@ -232,9 +262,10 @@ def main() -> None:
     print(f"kernels: {kernels.verdict().reason}; {given.threads} threads, {given.repeats} repeats")
     if given.attention:
         return print_attention(given.attention, given.threads, given.repeats)
-    speeds = roofline(given.threads)
     measured = []
     with tempfile.TemporaryDirectory() as folder:
+        limits = compiled_roofline(given.threads, folder)
+        speeds = limits.speeds() if limits else {}
         for kind in given.types.split(","):
             path = quantised(given.model, kind, folder) if kind else given.model
             name = kind or Path(path).name
@@ -244,10 +275,11 @@ def main() -> None:
             for costs in measure(
                 path, rows=given.rows, behind=given.behind, repeats=given.repeats, threads=given.threads,
                 cache=given.cache, gpu_layers=given.gpu_layers, apart=given.apart,
+                speed_of_memory=limits and limits.memory,
             ):  # fmt: skip
                 print_costs(costs, name, speeds)
                 measured.append({**costs, "model": name})
-    record(given.record, machine, measured)
+    record(given.record, {**machine, "roofline": speeds}, measured)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 /* How fast this machine reads memory, and how fast it multiplies bytes: what kernels.py holds its times against.
  *
- *     cc -O2 -pthread roofline.c -o roofline && ./roofline THREADS
+ *     cc -O2 -pthread roofline.c -o roofline && ./roofline THREADS [memory]
  *
  * Prints gigabytes a second, read by all threads from 256 MB that no cache holds; and 10^9 products of two bytes a
- * second by the dot instruction of each instruction set that this processor has, without anything to load. */
+ * second by the dot instruction of each instruction set that this processor has, without anything to load; with
+ * `memory`, the first alone. */
 #include <immintrin.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -113,6 +114,9 @@ int main(int n, char ** arguments) {
     }
     memset(memory, 1, (size_t) n_bytes + 4096);
     printf("memory %.2f\n", n_bytes / seconds(read_memory) / 1e9);
+    if (n > 2 && strcmp(arguments[2], "memory") == 0) {
+        return 0;
+    }
     print_products("avx2", maddubs, 32);
     if (__builtin_cpu_supports("avxvnni")) {
         print_products("avxvnni", dpbusd_256, 32);
