@@ -247,7 +247,8 @@ def open_generator(args: argparse.Namespace, settings: Sequence[Decoding]) -> tu
     """What answers, and what its answers depend on."""
     args.model, args.draft = (path and resolve_model(path) for path in (args.model, args.draft))
     drafters = resolve(args.model, args.drafter, args.draft)
-    print(f"drafts: {drafters.drafter} ({drafters.reason})", file=sys.stderr)
+    reason = f" ({drafters.reason})" if drafters.reason else ""
+    print(f"drafts: {drafters.drafter}{reason}", file=sys.stderr)
     threads = {} if args.threads is None else {"n_threads": args.threads, "n_threads_batch": args.threads}
     options = {"n_ctx": args.ctx, "verbose": False, "trace": True, "n_gpu_layers": args.gpu_layers, **threads}
     n_parallel = args.parallel if args.parallel > 1 else None

@@ -26,6 +26,22 @@ def _named_here(name: str) -> str:
 class HintingGroup(click.Group):
     """Names the command that was meant."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            name = error.option_name
+            hint = _named_here(name) or self._behind_a_command(ctx, name)
+            raise click.NoSuchOption(name, f"{error.message}{hint}", ctx=ctx) from None
+
+    def _behind_a_command(self, ctx: click.Context, option: str) -> str:
+        """The first command that has the option; empty if none has."""
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
+            if command is not None and any(option in param.opts for param in command.params):
+                return f" It follows a command: `{ctx.command_path} {name} {option}`."
+        return ""
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:

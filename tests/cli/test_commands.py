@@ -51,6 +51,8 @@ def test_unknown_command_is_usage_with_a_hint(run):
         (["models", "rm", "x"], "`models remove`"),
         (["models", "lst"], "'list'"),
         (["chat", "-p", "x"], "`complete PROMPT`"),
+        (["-p", "x"], "`complete PROMPT`"),
+        (["-m", "x.gguf"], "chat -m`"),
         (["complete", "--predict", 5], "`-n`"),
         (["complete", "two", "words"], "quotes"),
         (["explain", "two", "words"], "quotes"),
