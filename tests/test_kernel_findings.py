@@ -151,30 +151,46 @@ def test_a_library_that_was_changed_meanwhile_is_noticed(program, monkeypatch):
     assert not found.used and "not known" in found.why_not
 
 
-ENDED = """
+ENDED = f"""
+import os, signal, sys
 from pyfly_cpp.machine import kernel_findings as findings
 from pyfly_cpp import _native
-findings._PROGRAM = ("-c", "import os, signal; os.kill(os.getppid(), signal.SIGKILL)")
+end = "os.kill(os.{{}}(), signal.SIGKILL)"
+trial = end.format("getppid") if sys.argv[1] == "trying" else {RIGHT!r}
+findings._PROGRAM = ("-c", "import os, signal; " + trial)
+_native.enable_kernels = lambda: exec(end.format("getpid"))
 print(findings.find().why_not)
 """
 
 
-def end_while_trying():
-    return subprocess.run([sys.executable, "-c", ENDED], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+def end_while(what):
+    """A first start that ends while the kernels are "trying" or "enabling"."""
+    command = [sys.executable, "-c", ENDED, what]
+    return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
-def test_a_process_that_ends_while_they_are_tried(program, folder):
+def test_a_process_that_ends_while_they_are_enabled(program, folder):
     """Once may have another reason. After the second time nothing is tried, so no third start ends."""
-    assert end_while_trying().returncode < 0
-    assert end_while_trying().returncode < 0
-    third = end_while_trying()
+    assert end_while("enabling").returncode < 0
+    assert end_while("enabling").returncode < 0
+    third = end_while("enabling")
     assert third.returncode == 0 and "ended each time" in third.stdout and "kernels.json" in third.stdout
     (folder / "kernels.json").unlink()
-    assert end_while_trying().returncode < 0
+    assert end_while("enabling").returncode < 0
     program(RIGHT, says(slower=[]))
     assert findings.find().used == set(ALL)
     assert findings.find().begun == 0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_a_process_that_is_ended_while_they_are_tried_proves_nothing(program):
+    """The trial is a process of its own, so whatever ends this one was no kernel of ours: Ctrl-C while a model loads,
+    or somebody's limit of time."""
+    for _ in range(3):
+        assert end_while("trying").returncode < 0
+    program(RIGHT, says(slower=[]))
+    assert findings.find().used == set(ALL)
 
 
 def test_an_interrupt_is_no_finding(program):

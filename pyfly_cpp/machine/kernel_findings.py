@@ -43,7 +43,7 @@ _LOOKS = 2
 _APART = 600
 """Least seconds between two of these trials."""
 _STARTS = 2
-"""Trials that may end without a result, because one may have been stopped for another reason."""
+"""Processes that may end while they enable our kernels, because one may have been stopped for another reason."""
 _STOPPED = {getattr(signal, name, None) for name in ("SIGHUP", "SIGINT", "SIGKILL", "SIGTERM")}
 """Signals that end a trial from outside, and prove nothing about the kernels."""
 
@@ -62,7 +62,7 @@ class Findings(NamedTuple):
     why_not: str = ""
     """The reason why no operation is right, without a full stop; empty if some are."""
     begun: int = 0
-    """Processes that began to try them and are not known to have finished."""
+    """Processes that began to enable them and are not known to have finished."""
 
     @property
     def used(self) -> frozenset[int]:
@@ -116,17 +116,14 @@ def _is_open(known: Findings) -> bool:
 
 def _first(key: str, unfinished: Findings) -> Findings:
     if unfinished.begun >= _STARTS:
-        return Findings(why_not="the process ended each time that ours were tried")
-    _keep(key, Findings(begun=unfinished.begun + 1))  # stays there if this process is ended
-    try:
-        found = _tried(())
-        if found.used:
+        return Findings(why_not="the process ended each time that ours were enabled")
+    found = _tried(())
+    if found.used:
+        _keep(key, Findings(begun=unfinished.begun + 1))  # stays there if this process ends
+        try:
             _native.enable_kernels()
-    except NativeError as error:
-        found = Findings(why_not=str(error).rstrip("."))
-    except BaseException:  # as if it had not begun
-        _keep(key, unfinished)
-        raise
+        except NativeError as error:
+            found = Findings(why_not=str(error).rstrip("."))
     _keep(key, found)
     return found
 
