@@ -19,7 +19,8 @@ from pyfly_cpp.machine.files import replaced, require_free, require_gguf, requir
 from pyfly_cpp.machine.memory import in_words
 from pyfly_cpp.machine.programs import quantize
 from pyfly_cpp.models.metadata import open_metadata
-from pyfly_cpp.models.named import resolve_model
+from pyfly_cpp.models.named import models_folder, resolve_model
+from pyfly_cpp.models.ollama import shown_name
 
 
 class _Type(NamedTuple):
@@ -55,7 +56,12 @@ def _gone(*names: str, is_flag: bool = False) -> Declared:
 @click.argument("target", type=MODEL)
 @click.option("--type", "name", default=DEFAULT_TYPE, show_default=True, metavar="TYPE",
               type=click.Choice(tuple(_TYPES), case_sensitive=False), help=f"{', '.join(_TYPES)}.")  # fmt: skip
-@click.option("-o", "--output", type=FILE, help="The draft to write.  [default: next to TARGET, by its type]")
+@click.option(
+    "-o",
+    "--output",
+    type=FILE,
+    help="The draft to write.  [default: next to TARGET; in the models folder if not yours]",
+)
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
 @_gone("--from")
 @_gone("--types")
@@ -71,10 +77,12 @@ def command(target: str, name: str, output: str | None, force: bool) -> None:
     printed at the end.
     """
     model = resolve_model(target)
-    draft = Path(output) if output else model.with_name(f"{model.stem}.draft-{name}.gguf")
+    draft = Path(output) if output else _default_output(model, name)
     n_bytes = _size(model, name)
     require_other(draft, model)
     require_free(draft, force)
+    if not output:
+        draft.parent.mkdir(parents=True, exist_ok=True)
     require_space(draft.absolute().parent, n_bytes, "make room, or write to another disk with --output")
     with Bar() as bar, replaced(draft) as unfinished:
 
@@ -87,6 +95,14 @@ def command(target: str, name: str, output: str | None, force: bool) -> None:
         quantize(model, unfinished, _TYPES[name].ftype, poll, failure)
     click.echo(f"{draft} ({in_words(draft.stat().st_size)}) is written. Compare it with no drafts:")
     click.echo(f"  pyfly-cpp bench -m {shlex.quote(str(model))} -d {shlex.quote(str(draft))}")
+
+
+def _default_output(model: Path, name: str) -> Path:
+    """Next to the model, but not among the files of the hub's cache or of Ollama: a name of the hub means whatever lies
+    there."""
+    stem = shown_name(model).removesuffix(".gguf").replace(":", "-").replace("/", "-")
+    folder = models_folder() if {"snapshots", "blobs"} & {*model.absolute().parts} else model.parent
+    return folder / f"{stem}.draft-{name}.gguf"
 
 
 def can_draft_for_itself(model: Path) -> bool:

@@ -206,6 +206,8 @@ def locate(name: HubName) -> Path | None:
     newest = snapshot(Path(constants.HF_HUB_CACHE) / f"models--{name.repo.replace('/', '--')}")
     if newest is None:
         return None
+    if name.file is not None:
+        name = name._replace(file=parts_of(name.file)[0])  # a part means the whole model
     files = [path for path in files_in(newest, "**/*.gguf") if os.path.isfile(path)]  # and no link to nothing
     here = [HubFile(path.relative_to(newest).as_posix(), path.stat().st_size) for path in files]
     if name.file is not None and any(file.name == name.file for file in here) and _without_part(name.file)[1] is None:

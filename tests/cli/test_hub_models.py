@@ -136,7 +136,7 @@ def test_a_model_by_its_type(hub, tmp_path, monkeypatch):
     whole = "hf:owner/repo/Q4_K_M/m-Q4_K_M-00001-of-00002.gguf"
     assert locate(whole) is None
     assert command(tmp_path, hub.url, "fetch", whole)[:2] == (0, f"{usual}\n")
-    assert locate(whole) == usual
+    assert locate(whole) == usual == locate(whole.replace("00001-of", "00002-of"))
 
 
 def at_terminal(home, url, keys, *arguments):

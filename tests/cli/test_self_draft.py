@@ -43,6 +43,17 @@ def test_a_draft_is_made(run, target):
     assert run("models", "draft", target, "--force").code == 0 and draft.stat().st_mtime_ns > before
 
 
+def test_a_draft_of_a_model_that_another_program_keeps(run, tmp_path, monkeypatch):
+    """`hf:OWNER/REPO` means what lies in the hub's folder, so no draft may lie there."""
+    monkeypatch.setenv("PYFLY_MODELS", str(tmp_path / "mine"))
+    folder = tmp_path / "models--owner--repo" / "snapshots" / "0123"
+    folder.mkdir(parents=True)
+    shutil.copy(TARGET, folder / "t.gguf")
+    result = run("models", "draft", folder / "t.gguf")
+    assert result.code == 0, result.err
+    assert os.listdir(folder) == ["t.gguf"] and os.listdir(tmp_path / "mine") == ["t.draft-Q4_K_M.gguf"]
+
+
 @pytest.mark.parametrize("name", self_draft._TYPES)
 def test_every_type(run, target, tmp_path, name):
     draft = tmp_path / "d.gguf"
