@@ -125,7 +125,7 @@ def command(
     path = Path(prompt_file) if prompt_file else BUILT_IN
     prompts = pick_prompts(read_prompts(path), limit)
     _require_choice(gates, threshold, least_agreement, preset_file, prompts)
-    require_outputs((output, markdown_file, preset_file), force, plot_file)
+    may_overwrite = require_outputs((output, markdown_file, preset_file), force, plot_file)
     if counts:
         if gates:
             raise ValueError("--sweep measures one request at a time; leave out --sweep or --parallel.")
@@ -192,7 +192,7 @@ def command(
         chosen_gate = None if threshold is None else gates[threshold]
         preset = _preset(points, chosen_gate, least_agreement, facts, session, models)
         note(preset.claim["sentence"])
-        save_preset(preset, preset_file, force)
+        save_preset(preset, preset_file, may_overwrite)
         note(f"Written to {preset_file}\nTo use it:\n  pyfly-cpp chat --preset {shlex.quote(preset_file)}")
     if journal is not None:
         journal.close()

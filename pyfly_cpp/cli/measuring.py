@@ -13,12 +13,13 @@ import llama_cpp
 
 from pyfly_cpp.cli import if_interrupted
 from pyfly_cpp.cli.loading import Models
-from pyfly_cpp.cli.terminal import shown, warn, write
+from pyfly_cpp.cli.terminal import shown, warn, write, write_marked
 from pyfly_cpp.decoding import EXACT, PLAIN, Decoding, parse_settings
 from pyfly_cpp.decoding.data import drafter_as_data
 from pyfly_cpp.decoding.drafters import DRAFTERS
 from pyfly_cpp.machine.conditions import CONDITIONS, describe_machine, describe_model, disturbance
 from pyfly_cpp.machine.files import require_free
+from pyfly_cpp.measure.journal import place
 from pyfly_cpp.measure.loaded import files_of, load_generator
 from pyfly_cpp.measure.plot import require_matplotlib
 
@@ -44,10 +45,12 @@ class Session:
 
     def conditions(self) -> dict[str, Any]:
         """Conditions that must be equal for measurements to stand in one table."""
+        ours = self.generator.llm.kernels_used
         return {
             **{name: self.machine[name] for name in CONDITIONS},
-            **self.models,
-        }  # --kernels goes before the environment
+            **self.models,  # --kernels goes before the environment
+            "kernels_used": [*ours.types, ours.attention],
+        }
 
     def facts(self, starts: Sequence[dict[str, Any]] = ()) -> list[str]:
         """The conditions of a measurement, for people; `starts`: the machine at each start of a resumed one."""
@@ -134,13 +137,17 @@ def resume_if_interrupted(force: bool) -> None:
     if_interrupted(f"Run the same command{', without --force,' if force else ''} to resume.")
 
 
-def require_outputs(files: Sequence[str | None], force: bool, plot: str | None = None) -> None:
-    """Before any work: that these files can be written, and that `plot`, if it is wanted, can be drawn."""
+def require_outputs(files: Sequence[str | None], force: bool, plot: str | None = None) -> bool:
+    """Before any work: that these files can be written, and that `plot`, if it is wanted, can be drawn. Returns
+    whether they may be overwritten: with `force`, or if a run is resumed that might. `files`: the first one is what an
+    interrupted run is kept for (`journal.place`)."""
+    may_overwrite = force or (files[0] is not None and place(files[0], {}).exists())
     for file in (*files, plot):
         if file:
-            require_free(file, force)
+            require_free(file, may_overwrite)
     if plot:
         require_matplotlib()
+    return may_overwrite
 
 
 _PIPED = 220
@@ -182,4 +189,6 @@ def show_table(title: str, head: list[str], body: list[list[str]], width: int = 
         table.add_column(name, justify="left" if i == 0 else "right", min_width=longest[i])
     for row in body:
         table.add_row(*(Text(shown(cell, sys.stdout)) for cell in row))
-    console.print(table)
+    with console.capture() as drawn:
+        console.print(table)
+    write_marked(drawn.get())  # stdout may not be able to encode all of it

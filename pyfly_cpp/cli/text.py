@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import select
 import shlex
 import stat
 import sys
@@ -68,11 +69,19 @@ SOME_TEXT = _SomeTextType()
 """One that is not empty."""
 
 
+_SECONDS_OF_SOCKET = 0.1
+"""A program that gives text through a socket has written by the time that ours has started."""
+
+
 def piped_text() -> str | None:
-    """Text that was piped in or redirected from a file, less one newline at its end; None if nothing was."""
+    """Text that was piped in, came through a socket (programs of Node.js give it so) or was redirected from a file,
+    less one newline at its end; None if nothing was. A socket on which nothing comes is nobody's text: programs give
+    one to their children without a thought."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
         is_piped = stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
+        if stat.S_ISSOCK(mode):
+            is_piped = bool(select.select([sys.stdin], [], [], _SECONDS_OF_SOCKET)[0])
     except (OSError, ValueError):  # no file at all: somebody's own object
         is_piped = not sys.stdin.isatty()
     text = repaired(open_stdin().read(), "the prompt") if is_piped else ""

@@ -322,6 +322,11 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         return self.loaded.decoder.target.can_rewind
 
     @property
+    def kernels_used(self) -> kernels.KernelVerdict:
+        """The kernels of ours that were offered to this model's weights and attention."""
+        return self._kernels
+
+    @property
     def inexact(self) -> tuple[str, ...]:
         """Why a token may have other bits in a batch than alone, so that drafts may change an answer even with the gate
         `exact`; empty: they cannot. It is true of this model with its cache, kernels and adapter.

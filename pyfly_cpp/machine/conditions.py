@@ -23,7 +23,7 @@ _DISTURBING = 0.25
 """Cores that other programs may use before no speed is to be believed. An idle desktop stays under 0.1."""
 
 
-CONDITIONS = ("cpu", "pyfly_cpp", "llama_cpp_python", "extra_buffers", "kernels")
+CONDITIONS = ("cpu", "physical_cores", "pyfly_cpp", "llama_cpp_python", "extra_buffers", "kernels")
 """Of `describe_machine()`: must be equal for measurements to stand in one table."""
 
 

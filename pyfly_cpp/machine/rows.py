@@ -11,6 +11,8 @@ from heapq import heappop, heapreplace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from pyfly_cpp.machine.files import is_stream
+
 Row = dict[str, Any]
 _Entry = TypeVar("_Entry")
 
@@ -27,6 +29,8 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[tuple[int, Row]]:
     """
     name = os.fspath(path)
     rows: list[tuple[int, Row]] = []
+    if is_stream(path):  # it can be read once, and its hash is read as well
+        raise DataError(f"{name} is a device or a pipe; give the path of a JSONL file.")
     try:
         with open(path, "rb") as file:
             for number, line in enumerate(file, 1):

@@ -106,11 +106,14 @@ class _Measurements:
     progress: Callable[[int, str], None] | None
     rows: list[Measured] = field(default_factory=list)
 
+    def take_over(self, key: Key) -> Measured:
+        """One that is known."""
+        self.rows.append(self.known[key])
+        return self.rows[-1]
+
     def add(self, row: Measured) -> None:
-        """One more; if it is new, it is kept and told."""
+        """A new one, which is kept and told, in the place of one that may be known."""
         self.rows.append(row)
-        if row.key in self.known:
-            return
         if self.keep is not None:
             self.keep(row)
         if self.progress is not None:
@@ -182,11 +185,11 @@ def _measure_alone(
             for setting, made in _in_turns(generator, asked, settings, i + repeat, there):
                 name = str(setting)
                 if made is None:
-                    row = known[keys[name]]
+                    row = measurements.take_over(keys[name])
                 else:
                     row = Measured(prompt, turn, repeat, name, len(rendered.tokens), replace(made, records=()))
+                    measurements.add(row)
                 answers[name] = row.result.text
-                measurements.add(row)
             messages.append({"role": "assistant", "content": answers[str(settings[0])]})
 
 
@@ -211,7 +214,7 @@ def _measure_several(
             keys = [(prompts[one.key].id, 0, repeat, str(setting), n) for one in block]
             if all(key in measurements.known for key in keys):
                 for key in keys:
-                    measurements.add(measurements.known[key])
+                    measurements.take_over(key)
                 continue
             generator.forget_all()
             more = (replace(one, key=None) for one in itertools.cycle(block))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import socket
 import sys
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from pyfly_cpp.cli import terminal as terminals
 from pyfly_cpp.cli.drafts import paint
 from pyfly_cpp.cli.measuring import show_table
 from pyfly_cpp.cli.terminal import AnswerWriter, Bar, note, shown, write
+from pyfly_cpp.cli.text import piped_text
 from pyfly_cpp.engine.output import Piece
 from pyfly_cpp.llama.fly_llama import FlyLlama
 
@@ -88,6 +90,16 @@ def test_names_with_brackets_are_no_markup(capsys, terminal):
         bar.update("loading [/x]\x1b[2J", 1, 2, "50%")
     out, err = capsys.readouterr()
     assert "[/x]\\u001b[2J" in out and "[/x]\\u001b[2J" in err
+
+
+def test_a_table_where_stdout_cannot_encode_it(monkeypatch):
+    """As everything else: what cannot be shown is a question mark, and no table is lost for it."""
+    out = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    monkeypatch.setattr("sys.stdout", out)
+    show_table("Speed", ["setting", "x"], [["plain", "\u2013"], ["exact", "1.5"]])
+    out.flush()
+    text = out.buffer.getvalue().decode("latin-1")
+    assert "?" in text and "1.5" in text
 
 
 @pytest.mark.parametrize(("seconds", "n_lines"), [(10.0, 5), (0.1, 0), (600.0, 25)])
@@ -206,3 +218,16 @@ def test_commands_to_copy_stay_on_their_line(monkeypatch, capsys, terminal):
     command = "  pyfly-cpp chat --preset " + "a" * 20 + " --gate exact --draft-max 4"
     note("Use it:\n" + command)
     assert command in click.unstyle(capsys.readouterr().err).splitlines()
+
+
+@pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="sockets as files")
+def test_text_that_comes_through_a_socket(monkeypatch):
+    """As Node.js gives it to its children; one on which nothing comes is not waited for."""
+    for said, heard in ((b"text\n", "text"), (None, None)):
+        ours, theirs = socket.socketpair()
+        with theirs, open(ours.detach(), encoding="utf-8") as stdin:
+            monkeypatch.setattr("sys.stdin", stdin)
+            if said is not None:
+                theirs.sendall(said)
+                theirs.shutdown(socket.SHUT_WR)
+            assert piped_text() == heard

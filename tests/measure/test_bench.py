@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import math
+import os
 from dataclasses import replace
 
 import pytest
@@ -259,3 +260,11 @@ def test_prompts_of_plain_text(tmp_path):
             read_prompts(tmp_path / "mine.txt")
     with pytest.raises(DataError, match=r"none\.txt' cannot be read"):
         read_prompts(tmp_path / "none.txt")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes")
+def test_prompts_of_a_pipe_are_refused(tmp_path):
+    """They could be read once, and their hash is to be of what was read."""
+    os.mkfifo(tmp_path / "p.jsonl")
+    with pytest.raises(DataError, match="a device or a pipe"):
+        read_prompts(tmp_path / "p.jsonl")

@@ -305,6 +305,34 @@ def test_bench_goes_on_where_it_was_stopped(run, tmp_path, stopped_after, more):
     assert not part.exists()
 
 
+def test_a_benchmark_that_overwrites_is_resumed(run, tmp_path, stopped_after):
+    """As the message of its interruption says: without --force, though the file is there."""
+    page = tmp_path / "b.md"
+    arguments = ["--limit", 2, "-n", 4, "-o", tmp_path / "b.json", "--markdown", page]
+    assert run(bench, *arguments).exit_code == 0
+    refused(run(bench, *arguments), "exists already")
+    page.unlink()
+    page.write_text("old")
+    with stopped_after(3):
+        assert run(bench, *arguments, "--force").exit_code == 130
+    result = run(bench, *arguments)
+    assert result.exit_code == 0 and "3 measurements of an earlier start taken over" in result.stderr, result.output
+    assert page.read_text() != "old"
+
+
+def test_measurements_with_other_kernels_do_not_go_on(run, tmp_path, stopped_after):
+    arguments = ["--limit", 2, "-n", 4, "-o", tmp_path / "b.json"]
+    with stopped_after(1):
+        run(bench, *arguments)
+    part = tmp_path / "b.json.part"
+    first, *rest = part.read_text().splitlines(keepends=True)
+    began = json.loads(first)
+    *_, attention = began["identity"]["kernels_used"]
+    began["identity"]["kernels_used"] = [attention]
+    part.write_text("".join([json.dumps(began) + "\n", *rest]))
+    refused(run(bench, *arguments), "with other kernels_used")
+
+
 def test_one_benchmark_at_a_time_keeps_its_measurements_in_a_file(tmp_path):
     one = Journal(tmp_path / "b.json.part", {"a": 1}, {})
     for force in (False, True):
