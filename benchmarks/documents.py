@@ -47,6 +47,7 @@ def main() -> None:
                 one = side.answer(prompt, given.n)
                 answers[side.name].append(one)
                 print(f"{side.name}: {one.first:.1f} s, {one.total:.1f} s", flush=True)
+    record(given.record, machine, answers)
     base, theirs = next(iter(answers.items()))
     rows = [
         [
@@ -59,7 +60,6 @@ def main() -> None:
     print(f"\n{len(prompt)} tokens, {given.cache} cache; answers of {n_written} tokens\n")
     head = ["side", "first token, s", f"{base} / it", "in all, s", f"{base} / it", "then tokens/s", f"of {base}'s"]
     print(markdown(head, rows))
-    record(given.record, machine, answers)
 
 
 if __name__ == "__main__":

@@ -104,8 +104,9 @@ def table(measured: dict[str, list[Row]]) -> str:
                 lines.append([f"{name}, tokens/s", temperature, *(f"{one:.1f}" for one in speeds), "", "", differ])
             else:
                 means = by_kind(rows, name)
-                figures = [*(means[kind] for kind in kinds), geometric_mean(means.values()), min(means.values())]
-                lines.append([name, temperature, *(f"{one:.2f}" for one in figures), differ])
+                of_all = (geometric_mean(means.values()), min(means.values())) if means else (None, None)
+                figures = [*(means.get(kind) for kind in kinds), *of_all]
+                lines.append([name, temperature, *("" if one is None else f"{one:.2f}" for one in figures), differ])
     return markdown(["side", "temperature", *kinds, "mean", "least", "answers that differ from plain"], lines)
 
 
@@ -134,9 +135,9 @@ def main() -> None:
         )
         for temperature in map(float, given.temperature.split(","))
     }  # fmt: skip
+    record(given.record, machine, measured)
     print()
     print(table(measured))
-    record(given.record, machine, measured)
 
 
 def _of_file(path: str, per_kind: int) -> list[TaskPrompt]:

@@ -204,9 +204,9 @@ def asked(rows: Sequence[Row]) -> str:
 
 
 def rows_of_steps(counters: Mapping[str, Any]) -> dict[int, int]:
-    """How many steps of an answer evaluated 1, 2, ... tokens, the first step left out: a step with d drafts is among
-    those that drafted at depths 1 to d."""
-    at_least = [counters["rounds"] - counters["beginnings"], *counters["drafted_at_depth"]]
+    """How many steps of an answer evaluated 1, 2, ... tokens: a step with d drafts is among those that drafted at
+    depths 1 to d. The first step is one of them, since its drafts are counted with the others."""
+    at_least = [counters["rounds"], *counters["drafted_at_depth"]]
     exactly = [n - after for n, after in zip(at_least, [*at_least[1:], 0])]
     return {d + 1: n for d, n in enumerate(exactly) if n > 0}
 
@@ -219,14 +219,13 @@ def estimated(rows: Sequence[Row], costs: kernels.Costs) -> dict[str, float]:
     out: dict[str, list[float]] = {}
     for row in rows:
         counters = Answered(*row["answers"]["auto"]).counters
-        n = 0 if counters is None else counters["committed"] - counters["committed_first"]
-        if counters is None or n <= 0:
+        if counters is None or counters["committed"] == 0:
             continue
         steps = rows_of_steps(counters)
         batches = sum(
             n_steps * float(np.interp(size, sizes, [ours[one] for one in sizes])) for size, n_steps in steps.items()
         )
-        out.setdefault(row["kind"], []).append(n * stock[1] / (batches + counters["seconds_draft"]))
+        out.setdefault(row["kind"], []).append(counters["committed"] * stock[1] / (batches + counters["seconds_draft"]))
     return {kind: geometric_mean(values) for kind, values in out.items()}
 
 

@@ -125,10 +125,10 @@ def command(
         proof, about = prove.run(paths["model"], paths.get("draft"), arguments, prompt_file, max_tokens)
         report["proof"] = proof.as_dict()
         is_exact = proof.is_exact
-        if output is not None:
-            prove.save(proof, about, output)
         if not as_json:
             prove.show(proof)
+        if output is not None:
+            prove.save(proof, about, output)
     if as_json:
         write(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
     if problem is not None or problems or not is_exact:

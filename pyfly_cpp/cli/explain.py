@@ -77,10 +77,10 @@ def command(
 
     drafter = " and ".join(map(str, generator.drafters.of(setting).drafters))
     page = make_page(generated, detokenize, llm.vocabulary.is_control, prompt, setting, models.model, drafter)
-    write_atomically(output, render(page))
     answer = AnswerWriter()
     answer.write(generated.text + "\n")
     note(generated.stats.summary())
+    write_atomically(output, render(page))
     note(f"Written to {Path(output)}")
 
 

@@ -133,11 +133,13 @@ def _history() -> Any:
         def store_string(self, string: str) -> None:
             super().store_string(string.encode("utf-8", "replace").decode("utf-8"))
 
-    path = kept_path("history")
     try:
+        path = kept_path("history")
         path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600))
     except OSError as error:
         note(f"({path} is not writable ({error.strerror}): this session's history will not be kept)")
+        return InMemoryHistory()
+    except RuntimeError:  # no home folder
         return InMemoryHistory()
     return History(str(path))

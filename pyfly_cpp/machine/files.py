@@ -195,15 +195,16 @@ def require_space(folder: str | os.PathLike[str], n_bytes: int, remedy: str) -> 
 @contextlib.contextmanager
 def replaced(path: Path) -> Iterator[Path]:
     """A file for writers that take its name: yields another name, whose file becomes `path` at the end. If the block
-    raises, it goes away, and `path` is as it was."""
+    raises, it goes away, and `path` is as it was. Raises OutputError if another process is writing it."""
     unfinished = path.with_name(path.name + ".partial")
-    try:
-        yield unfinished
-        unfinished.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            unfinished.unlink()
-        raise
+    with only_writer(f"{unfinished}.lock"):
+        try:
+            yield unfinished
+            unfinished.replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
+            raise
 
 
 @contextlib.contextmanager

@@ -96,7 +96,8 @@ def find() -> Findings:
     except (NativeError, _NotTried) as error:
         return Findings(why_not=str(error).rstrip("."))
     if known.why_not:
-        known = known._replace(why_not=f"{known.why_not}; delete {_path()} to try them again")
+        with contextlib.suppress(RuntimeError):  # no home folder, and so no file
+            known = known._replace(why_not=f"{known.why_not}; delete {_path()} to try them again")
         if is_new:
             warnings.warn(f"llama.cpp's kernels are used, not ours: {known.why_not}.", RuntimeWarning, stacklevel=2)
     return known
