@@ -7,6 +7,7 @@
 #endif
 
 #ifdef __linux__
+#include <cctype>
 #include <cinttypes>
 #include <cstdio>
 #include <memory>
@@ -49,11 +50,12 @@ std::optional<UnusedCpu> unused_cpu() {
     }
     double idle_ticks = 0.0, low_ticks = 0.0;
     int n_cpus = 0;
-    char line[256];
+    char line[256] = "";
     while (std::fgets(line, sizeof(line), file.get())) {
         int cpu = 0;
         uint64_t user, nice, system, idle, iowait;
-        if (std::sscanf(line, "cpu%d %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64, &cpu, &user, &nice,
+        if (std::isdigit(static_cast<unsigned char>(line[3])) && // the sum of all has a blank there
+            std::sscanf(line, "cpu%d %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64, &cpu, &user, &nice,
                         &system, &idle, &iowait) == 6) {
             if (cpu < CPU_SETSIZE && CPU_ISSET(cpu, &allowed)) {
                 idle_ticks += static_cast<double>(idle + iowait);

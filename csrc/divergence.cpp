@@ -40,7 +40,9 @@ double term(Divergence kind, const Outcome & x) {
     if (kind == Divergence::tv) {
         return 0.5 * std::abs(x.p - x.q);
     }
-    const double m = 0.5 * (x.p + x.q), ln_m = std::log(m);
+    const double m = 0.5 * (x.p + x.q);
+    // Both may be too small for a number other than 0, while their logarithms are not.
+    const double ln_m = m > 0.0 || kind == Divergence::js_code ? std::log(m) : std::max(x.ln_p, x.ln_q);
     return kind == Divergence::js ? 0.5 * (kl_term(x.p, x.ln_p, m, ln_m) + kl_term(x.q, x.ln_q, m, ln_m))
                                   : 0.5 * (kl_term(m, ln_m, x.p, x.ln_p) + kl_term(m, ln_m, x.q, x.ln_q));
 }

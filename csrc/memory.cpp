@@ -18,19 +18,29 @@ void Memory::assume(std::vector<int32_t> tokens) {
 }
 
 size_t Memory::truncate(size_t n) {
-    if (n < tokens_.size()) {
-        tokens_.resize(static_cast<size_t>(model_->truncate(sequence_, static_cast<int32_t>(n))));
+    // Of a limited memory more may be gone already: that of others, when a batch fails (Model::evaluate).
+    if (n < tokens_.size() || (model_->is_limited() && !tokens_.empty())) {
+        const size_t most = std::min(n, tokens_.size());
+        tokens_.resize(static_cast<size_t>(model_->truncate(sequence_, static_cast<int32_t>(most))));
     }
     return tokens_.size();
+}
+
+void Memory::settle() {
+    try {
+        model_->settle(sequence_);
+    } catch (const Error &) {
+        tokens_.clear();
+        forget_other_checkpoints(tokens_.data(), 0);
+        model_->truncate(sequence_, 0);
+        throw;
+    }
 }
 
 void Memory::release() {
     try {
         settle();
-    } catch (const Error &) {
-        tokens_.clear();
-        forget_other_checkpoints(tokens_.data(), 0);
-        model_->truncate(sequence_, 0);
+    } catch (const Error &) { // everything is lost
     }
 }
 

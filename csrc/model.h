@@ -33,8 +33,9 @@ class Model {
     virtual int64_t n_cells() const { return static_cast<int64_t>(n_ctx()) * n_sequences(); } // that all hold together
 
     // Evaluates spans of different sequences in one batch. Throws Error; then each of the sequences holds what it held
-    // before, or less where the memory cannot go back to that: truncate(sequence, n_past) tells. CONTEXT_FULL: there
-    // was no room for all of them.
+    // before, or less where the memory cannot go back to that: truncate(sequence, n_past) tells. Where the depth of
+    // going back is limited, other sequences may have lost what they held, too. CONTEXT_FULL: there was no room for all
+    // of them.
     virtual void evaluate(const std::vector<Span> & spans) = 0;
 
     // Logits row [n_vocab] that follows the token at index i >= first_row of a span of the last evaluate(). Valid until

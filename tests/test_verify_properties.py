@@ -181,6 +181,16 @@ def test_rows_without_a_distribution_are_errors(v, seed, bad):
         verify(rows, [0])
 
 
+@pytest.mark.parametrize("mask", [-700.0, -760.0, -1e4, -1e9, -np.inf])
+def test_probabilities_that_underflow_say_nothing(mask):
+    """A finite mask is as good as -inf: rows that are otherwise alike stay alike for every kind."""
+    p = np.array([1.0, 0.9, 0, 0, 0, mask, 0, 0], np.float32)
+    q = np.array([0.9, 1.0, 0, 0, 0, mask, 0, 0], np.float32)
+    for kind in KINDS:
+        found = verify([p, p], [1], draft_logits=[q], gate=Fuzzy(kind, 0.3), window=Window(0))
+        assert found.decisions[0].accepted, kind
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, None])
 @pytest.mark.parametrize("gate", [Fuzzy("js", 0.1), Fuzzy("js", 0.1, top=2)], ids=str)
 def test_draft_rows_without_a_distribution_are_errors(bad, gate):

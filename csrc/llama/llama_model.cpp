@@ -179,12 +179,21 @@ void LlamaModel::decode(const std::vector<Span> & spans, const SpanGroup & group
         }
         return;
     }
-    for (const size_t s : group) {
-        // Where there was no room llama.cpp has not begun. A recurrent state is of no use after half a batch, and
-        // cutting it may succeed and be wrong.
-        if (code != 1) {
-            llama_memory_seq_rm(memory(), spans[s].sequence,
-                                is_recurrent_ ? -1 : static_cast<llama_pos>(spans[s].n_past), -1);
+    if (code != 1 && is_recurrent_) {
+        // A recurrent state is of no use after half a batch, and cutting it may succeed and be wrong. Before a batch of
+        // several sequences llama.cpp moves the states of others too, and the graph, which has not run, copies them.
+        for (int32_t s = 0; s < n_sequences(); s++) {
+            const bool is_of_batch =
+                std::any_of(group.begin(), group.end(), [&](size_t i) { return spans[i].sequence == s; });
+            if (is_of_batch || group.size() > 1) {
+                at(s).is_lost = at(s).is_lost || (!is_of_batch && n_held(s) > 0);
+                at(s).rewind->forget_batch();
+                clear(s);
+            }
+        }
+    } else if (code != 1) { // where there was no room llama.cpp has not begun
+        for (const size_t s : group) {
+            llama_memory_seq_rm(memory(), spans[s].sequence, static_cast<llama_pos>(spans[s].n_past), -1);
         }
     }
     const char * why = code == 1    ? "no room in its KV cache for this batch; raise {n_ctx}"

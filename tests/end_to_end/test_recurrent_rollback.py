@@ -12,7 +12,8 @@ import pytest
 from gguf_edit import edit_gguf
 from heads import Script, error_in_subprocess, second_choice, take
 
-from pyfly_cpp import FlyLlama, Margin, Window
+from pyfly_cpp import Exact, FlyLlama, Margin, Window
+from pyfly_cpp._native import Batch, LlamaTarget
 
 MODEL = Path(__file__).parents[2] / "models" / "tiny" / "tiny-qwen35-mtp-f16.gguf"
 SETTINGS = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
@@ -243,3 +244,63 @@ def test_a_model_that_cannot_go_back_says_so_once(monkeypatch):
         warnings.simplefilter("error")
         take(llm.generate([5, 6, 7], temp=0.0), 3)
     llm.close()
+
+
+class Aborts:
+    """A context of four texts whose batches stop half-way when `is_on`."""
+
+    def __init__(self, n_snapshots):
+        self.is_on = False
+        self._callback = llama_cpp.ggml_abort_callback(lambda _: self.is_on)
+        model_params = llama_cpp.llama_model_default_params()
+        model_params.load_mtp = False
+        self._model = llama_cpp.llama_model_load_from_file(str(MODEL).encode(), model_params)
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = 1024, 64, 64, 4
+        params.kv_unified, params.n_rs_seq, params.n_threads, params.n_threads_batch = True, n_snapshots, 1, 1
+        params.abort_callback = self._callback
+        self._context = llama_cpp.llama_init_from_model(self._model, params)
+        self._target = LlamaTarget(self._context)
+        self.batch = Batch(self._target)
+        self.batch.configure([])
+
+    def begin(self, slot, tokens):
+        slot.begin(tokens, Exact().nodes(), Window(0).config(), keep_rows=1)
+
+    def close(self):
+        self.batch.close()
+        self._target.close()
+        llama_cpp.llama_free(self._context)
+        llama_cpp.llama_model_free(self._model)
+
+
+def row_behind(texts, slot):
+    """Of the first step of the slot's request."""
+    for _ in range(9):
+        for progress in texts.batch.step():
+            assert progress.failure is None
+            if progress.slot == slot.number and progress.n_records:
+                return slot.record_row(0, N_VOCAB)
+    raise AssertionError("no step")
+
+
+@pytest.mark.parametrize("n_snapshots", [0, 2])
+def test_a_batch_that_fails_costs_others_no_state(n_snapshots):
+    """llama.cpp moves the states of all texts before a batch of some, and copies them only if the batch is computed."""
+    rows = []
+    for fails in (False, True):
+        texts = Aborts(n_snapshots)
+        slots = texts.batch.slots
+        for i, slot in enumerate(slots):
+            texts.begin(slot, [(7 * i + 3 * j + 5) % 200 + 10 for j in range(12)])
+        for _ in range(3):
+            texts.batch.step()
+        text = [*map(int, slots[1].history()), 33, 34]
+        slots[1].end()
+        texts.is_on = fails
+        texts.batch.step()
+        texts.is_on = False
+        texts.begin(slots[1], text)
+        rows.append(row_behind(texts, slots[1]))
+        texts.close()
+    assert np.abs(rows[1] - rows[0]).max() < TOLERANCE
