@@ -341,3 +341,14 @@ def test_a_reference_that_recurs_with_something_beside_it(writer):
 def test_what_is_no_schema_is_refused(schema):
     with pytest.raises(ValueError):
         grammar_of(schema)
+
+
+def test_a_reference_to_an_anchor_is_refused():
+    """It was taken for a reference to the whole schema."""
+    schema = {
+        "type": "object",
+        "properties": {"a": {"$ref": "#x"}},
+        "$defs": {"X": {"$anchor": "x", "type": "integer"}},
+    }
+    with pytest.raises(ValueError, match="anchor 'x'"):
+        grammar_of(schema)

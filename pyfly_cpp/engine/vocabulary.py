@@ -27,14 +27,14 @@ class Vocabulary:
         self._vocab = vocab
         self._reading = reading
         self._n: int = llama_cpp.llama_vocab_n_tokens(vocab)
-        self._pieces: dict[int, bytes] = {}
+        self._pieces: dict[tuple[int, bool], bytes] = {}
         self._guide_tokens: GuideTokens | None = None
         self._making = threading.Lock()
 
     def piece(self, token: int, special: bool = False) -> bytes:
         """The bytes of a token, which may be a part of a character; of a control token nothing, unless `special`.
         Raises ValueError: it is no token."""
-        piece = None if special else self._pieces.get(token)
+        piece = self._pieces.get((token, special))
         if piece is None:
             if not 0 <= token < self._n:
                 raise ValueError(
@@ -46,9 +46,7 @@ class Vocabulary:
                     n_room = n
                     buffer = ctypes.create_string_buffer(n_room)
                     n = abs(llama_cpp.llama_token_to_piece(self._vocab, token, buffer, n_room, 0, special))
-            piece = buffer.raw[:n]
-            if not special:
-                self._pieces[token] = piece
+            piece = self._pieces[token, special] = buffer.raw[:n]
         return piece
 
     def guide_tokens(self) -> GuideTokens:

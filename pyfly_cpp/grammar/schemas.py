@@ -265,8 +265,10 @@ class _SchemaReader:
     def _target(self, reference: Any) -> Any:
         if not isinstance(reference, str) or not reference.startswith("#"):
             raise ValueError(f"refers to {str(reference)[:80]!r}, which is outside of it; put it into $defs")
-        target = self._root
-        for key in unquote(reference[1:]).split("/")[1:]:
+        target, (name, *keys) = self._root, unquote(reference[1:]).split("/")
+        if name:
+            raise ValueError(f"refers to the anchor {name[:80]!r}; refer to a place, such as #/$defs/NAME")
+        for key in keys:
             key = key.replace("~1", "/").replace("~0", "~")
             if isinstance(target, list) and key.isdecimal() and int(key) < len(target):
                 target = target[int(key)]

@@ -16,8 +16,10 @@ from pyfly_cpp.serve.api_errors import bad_request
 from pyfly_cpp.serve.grammars import Constraint
 from pyfly_cpp.serve.requests import RequestBody, SharedFields
 
-_SEEDS = 2**32 - 1
-"""The largest 32-bit number asks llama.cpp for a seed of its own."""
+ANY_SEED = 2**32 - 1
+"""llama.cpp's word for a seed that is drawn."""
+_LEAST_TEMPERATURE = 1e-6
+"""Below it a row divided by the temperature may be no numbers; the most probable token is what it comes to."""
 
 SAMPLING = {
     "temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "typical_p": "typical_p",
@@ -121,6 +123,10 @@ def written(decoding: Decoding) -> str:
 def read_sampling(body: SharedFields, defaults: Mapping[str, float]) -> dict[str, Any]:
     """Arguments of `generate`."""
     given = {**defaults, **_set(body, SAMPLING)}
+    if body.mirostat is not None and body.mirostat_mode is None:  # llama.cpp's name for it
+        given["mirostat_mode"] = body.mirostat
+    if given.get("temperature", 1.0) < _LEAST_TEMPERATURE:
+        given["temperature"] = 0.0
     out: dict[str, Any] = {}
     for name, value in given.items():
         out[SAMPLING[name]] = int(value) if name in _INTEGERS else float(value)
@@ -133,11 +139,11 @@ def settings_of(sampling: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_seeds(seed: int | None, n: int, own: int | None) -> list[int]:
-    """A seed for each of n texts: of the first the given one or the server's own, then the next; without one (or with
-    -1) any."""
-    seed = own if seed is None else seed
-    first = secrets.randbelow(_SEEDS) if seed is None or seed == -1 else int(seed)
-    return [(first + i) % _SEEDS for i in range(n)]
+    """A seed for each of n texts: of the first the given one, then the next. None, -1 and ANY_SEED mean the server's
+    own, or any if it has none."""
+    given = own if seed in (None, -1, ANY_SEED) else seed
+    first = secrets.randbelow(ANY_SEED) if given is None or given == -1 else int(given)
+    return [(first + i) % ANY_SEED for i in range(n)]
 
 
 def read_stop(stop: str | list[str] | None, own: list[str]) -> tuple[str, ...]:

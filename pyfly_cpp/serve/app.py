@@ -19,7 +19,7 @@ from starlette.routing import Mount, Route
 from pyfly_cpp._version import __version__
 from pyfly_cpp.engine.output import Piece
 from pyfly_cpp.serve import requests
-from pyfly_cpp.serve.answer_requests import read_decoding, read_sampling, settings_of, written
+from pyfly_cpp.serve.answer_requests import ANY_SEED, read_decoding, read_sampling, settings_of, written
 from pyfly_cpp.serve.answers import Answer, Event, system_fingerprint
 from pyfly_cpp.serve.api_errors import ApiError, bad_request, internal, not_supported, stopping
 from pyfly_cpp.serve.chat import chat_completion
@@ -36,8 +36,6 @@ from pyfly_cpp.serve.streams import ClientLeft, Entries, Sender, Whole, closing,
 from pyfly_cpp.serve.text_completions import TextAnswer
 from pyfly_cpp.serve.timings import Progress
 
-_ANY_SEED = 2**32 - 1
-"""llama.cpp's word for a seed that is drawn."""
 _BYTES_OF_ROW = 1024
 """About, of the JSON of a token's log-probabilities."""
 
@@ -351,6 +349,8 @@ class _Routes:
         model = self._service.model
 
         def text() -> str:
+            if len(given.body.tokens) > model.batch.n_ctx:
+                raise bad_request(f"tokens has more than {model.batch.n_ctx}, the context; send fewer.", "tokens")
             return model.text(model.known(given.body.tokens, "tokens"), True)
 
         found = await self._service.understand(request, given, text)
@@ -381,7 +381,7 @@ class _Routes:
         """GET /props."""
         service, model = self._service, self._service.model
         most = service.settings.default_max_tokens or -1
-        seed = _ANY_SEED if service.settings.seed is None else service.settings.seed
+        seed = ANY_SEED if service.settings.seed is None else service.settings.seed
         info = model.tokenizer_info()
         return JSONResponse({
             "default_generation_settings": {

@@ -65,7 +65,7 @@ class Message:
             if delta.call is not None:
                 yield from self._tell_call(delta.call, delta.begins)
             self._finish = delta.finish or self._finish
-        if piece.stop_string in self._stop_sequences and self._finish != "tool_calls":
+        if piece.stop_string and piece.stop_string in self._stop_sequences and self._finish != "tool_calls":
             self._stop_sequence = piece.stop_string
 
     def end(self) -> Iterable[Event]:

@@ -146,6 +146,7 @@ class _Text:
         request = self._request
         return {
             **settings_of(request.sampling), "seed": request.seed, "n_predict": request.max_tokens,
+            "mirostat": request.sampling.get("mirostat_mode", 0),
             "max_tokens": request.max_tokens, "stop": list(request.stop), "stream": self._owner.stream,
             "n_probs": request.n_logprobs or 0, "grammar": "" if request.grammar is None else request.grammar.text,
             "ignore_eos": bool(self._owner.body.ignore_eos),

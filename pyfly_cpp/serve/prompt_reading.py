@@ -43,7 +43,7 @@ def input_of(body: ChatRequest) -> ChatInput:
 
 def _read_message(message: _Message, path: str) -> dict[str, Any]:
     own = {key: value for key, value in message.raw.items() if value is not None}
-    own["content"] = read_content(message.content, path)
+    own["content"] = read_content(message.content, path) or own.pop("refusal", "")
     if message.function_call is not None:
         own["tool_calls"] = [{"function": own.pop("function_call")}]
     if "content" not in message.model_fields_set and not own.get("tool_calls"):

@@ -64,7 +64,7 @@ _Bias = Annotated[float, Field(ge=-100, le=100)]
 _BiasedToken = Annotated[list[Union[_Token, str, _Bias, Literal[False]]], Field(min_length=2, max_length=2)]
 _Limit = Annotated[int, Field(ge=-1, le=_INT32)]
 _Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
-_Effort = Optional[Literal["none", "minimal", "low", "medium", "high", "xhigh"]]
+_Effort = Optional[Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]]
 _ChoiceWord = Literal["none", "auto", "required"]
 
 
@@ -111,6 +111,7 @@ class SharedFields(RequestBody):
     presence_penalty: Optional[float] = Field(None, ge=-2, le=2)
     frequency_penalty: Optional[float] = Field(None, ge=-2, le=2)
     mirostat_mode: Optional[int] = Field(None, ge=0, le=2)
+    mirostat: Optional[int] = Field(None, ge=0, le=2)
     mirostat_tau: Optional[float] = Field(None, ge=0, le=100)
     mirostat_eta: Optional[float] = Field(None, ge=0, le=1)
     seed: _Seed = None
@@ -141,6 +142,7 @@ class SharedFields(RequestBody):
 class _Part(RequestBody):
     type: str
     text: Optional[str] = None
+    refusal: Optional[str] = None
 
 
 class _Object(RequestBody):
@@ -237,6 +239,7 @@ class _Message(RequestBody):
     tool_calls: Optional[list[_Call]] = Field(None, max_length=128, fail_fast=True)
     function_call: Optional[_CalledFunction] = None
     reasoning_content: Optional[str] = None
+    refusal: Optional[str] = None
 
 
 class _Function(RequestBody):
@@ -465,7 +468,8 @@ def read_content(content: Union[str, Sequence[Union[_Part, _Block]], None], path
     for part in content:
         if part.type not in ("text", "input_text", "output_text", "refusal"):
             raise bad_request(f"{path} has a part of the type {part.type[:40]!r}; this server takes text.", path)
-        texts.append(part.text or "")
+        refusal = part.refusal if isinstance(part, _Part) else None
+        texts.append(part.text or refusal or "")
     return "".join(texts)
 
 

@@ -171,7 +171,7 @@ class Response:
             "error": None, "output": [dict(item) for item in self._output], "store": False,
             "incomplete_details": {"reason": reason} if status == "incomplete" else None,
             "instructions": body.get("instructions"), "max_output_tokens": body.get("max_output_tokens"),
-            "metadata": {}, "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
+            "metadata": body.get("metadata") or {}, "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
             "previous_response_id": None, "temperature": body.get("temperature"), "top_p": body.get("top_p"),
             "text": body.get("text") or {"format": {"type": "text"}}, "tool_choice": body.get("tool_choice") or "auto",
             "tools": body.get("tools") or [], "truncation": body.get("truncation") or "disabled",

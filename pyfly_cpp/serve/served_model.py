@@ -8,7 +8,6 @@ import functools
 import inspect
 import json
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -225,9 +224,7 @@ class Model:
                                   "add_generation_prompt")  # fmt: skip
             handler = self._handler_of(template, adds_prompt=False)
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                return render_chat(self._llm, messages, behind=behind, handler=handler, tools=tools, **told)
+            return render_chat(self._llm, messages, behind=behind, handler=handler, tools=tools, **told)
         except Exception as error:  # a template is a program of whoever made the model
             texts = _with_arguments_as_texts(messages)
             if texts != list(messages):
@@ -334,6 +331,8 @@ class _BuiltIn:
 
     def __call__(self, *, messages: Sequence[Any], **_: Any) -> llama_chat_format.ChatFormatterResponse:
         given = [(message["role"].encode(), message["content"].encode()) for message in messages]
+        if any(b"\0" in text for one in given for text in one):
+            raise ValueError("they have a NUL character")
         chat = (llama_cpp.llama_chat_message * len(given))(*given)
         first: tuple[Any, ...] = (self._name, chat, len(given), self._adds_prompt)
         n = max(0, llama_cpp.llama_chat_apply_template(*first, None, 0))

@@ -45,6 +45,11 @@ def assembled(events):
     return message
 
 
+def test_an_empty_stop_sequence_stops_nothing(server):
+    got = server.post(PATH, messages=MESSAGES, max_tokens=5, stop_sequences=[""]).json()
+    assert (got["stop_reason"], got["stop_sequence"]) == ("max_tokens", None)
+
+
 def test_a_message_is_the_chat_completion(server):
     body = {"messages": MESSAGES, "system": [{"type": "text", "text": "Be short."}], "max_tokens": 12}
     got = server.post(PATH, **body, stop_sequences=["zzz"]).json()

@@ -29,6 +29,34 @@ def test_a_completion_and_its_stream(server):
     )
 
 
+def test_words_of_llama_cpp_for_mirostat_and_for_any_seed(server):
+    body = {"prompt": PROMPT, "n_predict": 12, "temperature": 1, "seed": 3, "mirostat_tau": 0.1}
+    ours, theirs, without = (
+        server.post("/completion", **body, **more).json() for more in ({"mirostat_mode": 2}, {"mirostat": 2}, {})
+    )
+    assert ours["content"] == theirs["content"] != without["content"]
+    assert theirs["generation_settings"]["mirostat"] == 2
+    any_seed = server.http.get("/props").json()["default_generation_settings"]["params"]["seed"]
+    seeds = {
+        server.post("/completion", prompt=PROMPT, n_predict=1, seed=any_seed).json()["generation_settings"]["seed"]
+        for _ in range(3)
+    }
+    assert len(seeds) == 3
+
+
+def test_temperatures_that_logits_cannot_be_divided_by(server):
+    greedy, tiny = (
+        server.post("/completion", prompt=PROMPT, n_predict=8, temperature=one).json() for one in (0, 1e-38)
+    )
+    assert tiny["content"] == greedy["content"]
+
+
+def test_more_tokens_than_the_context_are_not_written_out(server):
+    n_ctx = server.http.get("/props").json()["default_generation_settings"]["n_ctx"]
+    assert server.post("/detokenize", tokens=[5] * n_ctx).status_code == 200
+    assert server.post("/detokenize", tokens=[5] * (n_ctx + 1)).status_code == 400
+
+
 def test_timings_and_cached_tokens(server):
     text = "Anna buys 12 pencils and 7 pens on Monday. " * 3
     first, again = (server.post("/v1/completions", prompt=text, max_tokens=4).json() for _ in range(2))
@@ -228,3 +256,14 @@ def test_names_and_seed(batch):
         assert texts[0] == texts[1]
         assert server.http.get("/props").json()["default_generation_settings"]["params"]["seed"] == 7
         assert len(server.http.get("/slots").json()) == batch.n_parallel
+
+
+def test_refusals_stay_in_the_history(server):
+    """They are texts of the assistant, as openai's types have them."""
+    asked = MESSAGES[0]
+    for refused in (
+        {"content": [{"type": "refusal", "refusal": "I refuse"}]},
+        {"content": None, "refusal": "I refuse"},
+    ):
+        messages = [asked, {"role": "assistant", **refused}, asked]
+        assert "I refuse" in server.post("/apply-template", messages=messages).json()["prompt"]
