@@ -1,9 +1,10 @@
 """What a grammar costs: `Probe` reads and tries the constraint of a request.
 
-A schema becomes a grammar first. A grammar is tried by writing a few random texts that follow it: the server's other
-requests wait while a step of a grammar is made, so one whose steps take long is refused. So is one that takes long to
-read or to copy, or much memory: each request reads it, and steps with drafts copy it. A call of llama.cpp cannot be
-interrupted, so one that takes far too long ends the process (SIGVTALRM), as does a lack of memory within llama.cpp.
+A schema, or what was written for llama.cpp, becomes a grammar of llguidance first. A grammar is tried by writing a few
+random texts that follow it: the server's other requests wait while a step of a grammar is made, so one whose steps take
+long is refused (what is not tried is limited by llguidance itself). So is one that takes long to read, or much memory:
+each request reads it. A call of llguidance cannot be interrupted, so one that takes far too long ends the process
+(SIGVTALRM), as does a lack of memory there.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
+from pyfly_cpp.grammar.gbnf import from_gbnf
 from pyfly_cpp.grammar.guides import Guide, GuideTokens, tokens_of
 from pyfly_cpp.grammar.schemas import Framed, SchemaGrammar, grammar_of_any, schema_from
 
@@ -29,14 +31,13 @@ MEMORY = 2**28
 TOO_SLOW = "takes too long to read, or with each token; make it simpler"
 TOO_LARGE = "takes too much memory; make it smaller"
 
-_N_CANDIDATES = 1024
 _N_TEXTS, _N_STEPS = 4, 64
 _TRY_SECONDS = 0.5
 _STEP_SECONDS = 0.1
 _READ_SECONDS, _READ_BYTES = 0.1, 2**25
-"""Of a request: for reading its grammar and copying it once."""
+"""Of a request: for reading its grammar."""
 _CALL_SECONDS = 0.25
-"""Processor time after which a call of llama.cpp is not waited for; above both limits, as signals may be late."""
+"""Processor time after which a call is not waited for; above both limits, as signals may be late."""
 
 
 class _Refused(Exception):
@@ -63,16 +64,13 @@ class Probe:
         model = llama_cpp.llama_model_load_from_file(os.fsencode(model_path), params)
         if not model:
             raise OSError(f"{model_path} cannot be read.")
-        self._vocab = llama_cpp.llama_model_get_vocab(model)
-        self._row = _candidates(self._vocab)
-        self._tokens = tokens_of(self._vocab)
+        self._tokens = tokens_of(llama_cpp.llama_model_get_vocab(model))
 
     def answer(self, constraint: dict[str, Any]) -> dict[str, Any]:
         """Reads and tries a constraint (`Constraint` as a dict).
 
         Returns:
-            `grammar` (GBNF, or of a schema `SchemaGrammar.text`) and `loose` (keywords that it does not enforce), or
-            `error` (words for the client).
+            The fields of a `SchemaGrammar`, or `error` (words for the client).
         """
         try:
             grammar = self._read(constraint)
@@ -80,30 +78,14 @@ class Probe:
             return {"error": str(error)}
         except MemoryError:
             return {"error": TOO_LARGE}
-        return {"grammar": grammar.text, "loose": grammar.loose}
+        return grammar._asdict()
 
     def _read(self, constraint: dict[str, Any]) -> SchemaGrammar:
-        if constraint["kind"] == "schema":
-            return self._read_schema(constraint)
-        sampler = _sampler(constraint["text"], self._vocab)
         try:
-            for seed in range(_N_TEXTS):
-                text = llama_cpp.llama_sampler_clone(sampler)
-                try:
-                    _try(functools.partial(_next_of_sampler, text, self._row), random.Random(seed))
-                finally:
-                    llama_cpp.llama_sampler_free(text)
-        finally:
-            llama_cpp.llama_sampler_free(sampler)
-        return SchemaGrammar(constraint["text"])
-
-    def _read_schema(self, constraint: dict[str, Any]) -> SchemaGrammar:
-        try:
-            framed = [Framed(*parts) for parts in schema_from(constraint["text"])]
-            grammar = grammar_of_any(framed, constraint["is_repeated"])
+            grammar = _grammar_of(constraint)
         except ValueError as error:
             raise _Refused(str(error)) from None
-        if len(grammar.text.encode("utf-8")) > self._max_bytes:
+        if len(grammar.text.encode("utf-8")) > self._max_bytes and constraint["kind"] == "schema":
             raise _Refused(f"becomes a grammar of more than {self._max_bytes} bytes; make it smaller")
         try:
             with _light(), _bounded():
@@ -115,18 +97,11 @@ class Probe:
         return grammar
 
 
-def _candidates(vocab: Any) -> Any:
-    """Tokens to try grammars with, as llama.cpp takes them: all that are single characters, and some longer ones."""
-    buffer = ctypes.create_string_buffer(8)
-    ids = range(llama_cpp.llama_vocab_n_tokens(vocab))
-    writing = [token for token in ids if not llama_cpp.llama_vocab_is_eog(vocab, token)]
-    sizes = {token: llama_cpp.llama_token_to_piece(vocab, token, buffer, len(buffer), 0, False) for token in writing}
-    chosen = [token for token, size in sizes.items() if size == 1]
-    others = [token for token, size in sizes.items() if size != 1]
-    chosen += random.Random(0).sample(others, min(len(others), max(0, _N_CANDIDATES - len(chosen))))
-    out = np.zeros(len(chosen), dtype=np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)]))
-    out["id"] = chosen
-    return out
+def _grammar_of(constraint: dict[str, Any]) -> SchemaGrammar:
+    if constraint["kind"] != "schema":
+        return from_gbnf(constraint["text"])
+    framed = [Framed(*parts) for parts in schema_from(constraint["text"])]
+    return grammar_of_any(framed, constraint["is_repeated"])
 
 
 def limit_memory() -> None:
@@ -141,7 +116,7 @@ def limit_memory() -> None:
 
 @contextlib.contextmanager
 def _bounded() -> Iterator[None]:
-    """Around a call of llama.cpp or llguidance, which may end the process."""
+    """Around a call of llguidance, which may end the process."""
     if not hasattr(signal, "setitimer"):
         yield
         return
@@ -159,18 +134,6 @@ def _light() -> Iterator[None]:
     yield
     if _allocated() - n_bytes > _READ_BYTES or time.process_time() - begun > _READ_SECONDS:
         raise _Refused("takes too much time or memory for each text; repeat less in it")
-
-
-def _sampler(grammar: str, vocab: Any) -> Any:
-    with _light():
-        with _bounded():
-            sampler = llama_cpp.llama_sampler_init_grammar(vocab, grammar.encode("utf-8"), b"root")
-        if not sampler:
-            raise _Refused("is not a GBNF grammar with a rule `root`, or one of its rules begins with itself")
-        with _bounded():
-            copy = llama_cpp.llama_sampler_clone(sampler)
-    llama_cpp.llama_sampler_free(copy)
-    return sampler
 
 
 class _Allocations(ctypes.Structure):
@@ -204,16 +167,6 @@ def _try(follow: Callable[[int | None], Any], choose: random.Random) -> None:
             raise _Refused(TOO_SLOW)
         if now - begun > _TRY_SECONDS:
             return
-
-
-def _next_of_sampler(sampler: Any, candidates: Any, token: int | None) -> Any:
-    if token is not None:
-        llama_cpp.llama_sampler_accept(sampler, token)
-    row = candidates.copy()
-    data = row.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_token_data))
-    array = llama_cpp.llama_token_data_array(data=data, size=len(row), selected=-1, sorted=False)
-    llama_cpp.llama_sampler_apply(sampler, ctypes.byref(array))
-    return row["id"][np.isfinite(row["logit"])]
 
 
 def _next_of_guide(guide: Guide, tokens: GuideTokens, text: list[int], token: int | None) -> Any:

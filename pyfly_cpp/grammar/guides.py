@@ -18,6 +18,8 @@ CALL_MARKERS = "<tool_call>", "</tool_call>"
 
 _LIMITS = LLParserLimits(max_lexer_states=20_000, verbose_errors=False)
 """A state takes up to 2 kB. A step is limited by llguidance itself, to some milliseconds in nearly all grammars."""
+_BY_CHARACTER = LLParserLimits(max_lexer_states=20_000, step_max_items=300_000, verbose_errors=False)
+"""50,000 are too few for `[a-z]+ "e" [a-z]*` and the 150,000 tokens of a large vocabulary."""
 _MOST_BYTES = 2**16
 """Of a token's text."""
 
@@ -55,7 +57,9 @@ class Guide:
     def __init__(self, tokens: GuideTokens, grammar: SchemaGrammar) -> None:
         """Raises ValueError: the grammar is too large."""
         self._ends = tokens.ends
-        self._matcher = LLMatcher(tokens.texts, grammar.text, limits=_LIMITS, log_level=0)
+        self._matcher = LLMatcher(
+            tokens.texts, grammar.text, limits=_BY_CHARACTER if grammar.is_by_character else _LIMITS, log_level=0
+        )
         self._known = np.zeros(0, dtype=np.int32)
         self._require_good()
 
@@ -86,4 +90,4 @@ class Guide:
     def _require_good(self) -> None:
         if self._matcher.is_error():
             reason = (self._matcher.get_error().splitlines() or ["nothing can follow"])[0]
-            raise ValueError(f"the schema cannot be followed ({reason[:200].rstrip('.')}); make it simpler.")
+            raise ValueError(f"the grammar cannot be followed ({reason[:200].rstrip('.')}); make it simpler.")

@@ -45,12 +45,14 @@ _MOST_READ = 20_000
 
 
 class SchemaGrammar(NamedTuple):
-    """The grammar of a schema, for a sampler."""
+    """The grammar of a schema, or one that was written for llama.cpp (gbnf.py), for a sampler."""
 
     text: str
     """Lark, as llguidance reads it."""
     loose: tuple[str, ...] = ()
     """Rules that the grammar does not enforce: keywords behind the names of the properties that they stand at."""
+    is_by_character: bool = False
+    """Whether its words are single characters: a step takes more."""
 
 
 class Framed(NamedTuple):

@@ -10,8 +10,6 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from llama_cpp.llama_grammar import LlamaGrammar
-
 from pyfly_cpp.grammar.readers import GrammarReaders
 from pyfly_cpp.grammar.schemas import SchemaGrammar
 from pyfly_cpp.serve.api_errors import ApiError, bad_request
@@ -26,8 +24,8 @@ class Constraint(NamedTuple):
     """The grammar that a text must follow."""
 
     kind: str
-    """`"gbnf"`, `"schema"` (a list of `Framed` as JSON: it follows one of them), or `"good"`: a grammar that was
-    tried."""
+    """`"gbnf"`, `"schema"` (a list of `Framed` as JSON: it follows one of them), or `"good"`: the text of a
+    `SchemaGrammar` that was tried."""
     text: str
     param: str = ""
     """The field of the request that it comes from."""
@@ -35,14 +33,12 @@ class Constraint(NamedTuple):
     """Whether it may follow a schema several times."""
     loose: tuple[str, ...] = ()
     """The keywords of its schemas that a good grammar does not enforce."""
-    is_of_schema: bool = False
-    """Whether a good grammar is that of a schema."""
+    is_by_character: bool = False
+    """As of a good grammar."""
 
-    def for_sampler(self) -> LlamaGrammar | SchemaGrammar:
+    def for_sampler(self) -> SchemaGrammar:
         """A grammar that was tried, for a sampler."""
-        if self.is_of_schema:
-            return SchemaGrammar(self.text)
-        return LlamaGrammar.from_string(self.text, verbose=False)
+        return SchemaGrammar(self.text, is_by_character=self.is_by_character)
 
     def or_else(self, other: Constraint) -> Constraint:
         """What follows either, both of schemas."""
@@ -106,8 +102,11 @@ class Grammars:
                 raise ApiError(429, what, param=constraint.param, code="queue_full", headers={"Retry-After": "5"})
             error = answer.get("error")
             if error is None:
-                loose, is_of_schema = tuple(answer["loose"]), constraint.kind == "schema"
-                good = Constraint("good", answer["grammar"], constraint.param, loose=loose, is_of_schema=is_of_schema)
+                grammar = SchemaGrammar(**answer)
+                good = Constraint(
+                    "good", grammar.text, constraint.param, loose=tuple(grammar.loose),
+                    is_by_character=grammar.is_by_character,
+                )  # fmt: skip
         if good is None:
             assert error is not None
             _keep(self._refused, digest, error, _N_REFUSED)
