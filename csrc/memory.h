@@ -67,8 +67,8 @@ class Memory {
     // Drops the first n positions, the others move up. False, and nothing changed, where the model cannot do that.
     bool shift(size_t n);
 
-    // Somebody else may use the model's memory now. Throws Error, and is empty, where the model cannot go back to what is
-    // held.
+    // Somebody else may use the model's memory now. Throws Error, and is empty, where the model cannot go back to what
+    // is held.
     void settle();
 
     // As settle(), where an Error would be one too many: what cannot be gone back to is lost.
