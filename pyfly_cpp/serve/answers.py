@@ -32,6 +32,9 @@ from pyfly_cpp.serve.timings import Progress, Timings
 
 Event = dict[str, Any]
 
+_MOST_TOLD = 2**20
+"""Log-probabilities of the prompts of a request, which are held until they are sent: some 50 MB."""
+
 
 class Answer(Protocol):
     """A request that was understood. It is fed with pieces; the answer is the same event by event and as a whole."""
@@ -103,6 +106,13 @@ class Shared:
         """Asks for n answers to each prompt. Raises ApiError: that cannot be."""
         body, limits = self.body, self.settings.limits
         self.require_few(len(prompts))
+        if echo and n_logprobs is not None:
+            n_told = self.n * sum(map(len, prompts)) * (n_logprobs + 1)
+            if n_told > _MOST_TOLD:
+                raise bad_request(
+                    f"the prompts would have {n_told} log-probabilities; at most {_MOST_TOLD} are told. Send fewer "
+                    "prompts, or ask for fewer.", "logprobs"
+                )  # fmt: skip
         n_batch = self.model.n_batch
         k = self.decoding.draft_max
         if k is not None and k >= n_batch:

@@ -46,3 +46,10 @@ def test_big_answers_are_written_in_threads(server, monkeypatch, path, body, fie
     others = [size for name, own in sizes.items() if name != loop for size in own]
     assert sum(others) > 2**17 and max(others) < 2**18
     assert sum(sizes.get(loop, [])) < sum(others) / 20
+
+
+def test_log_probabilities_of_prompts_have_a_limit(server):
+    """A body of a few hundred kilobytes could ask for a gigabyte of them."""
+    body = {"prompt": [[5] * 400] * 128, "max_tokens": 1, "echo": True}
+    got = server.post("/v1/completions", **body, logprobs=20)
+    assert got.status_code == 400 and got.json()["error"]["param"] == "logprobs"
