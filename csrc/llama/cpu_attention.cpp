@@ -637,8 +637,12 @@ bool CpuAttention::can_compute(const ggml_tensor * op) {
 }
 
 bool CpuAttention::work_size(int n_threads, const ggml_tensor * op, size_t & size) {
-    const size_t n = static_cast<size_t>(n_threads);
-    size = Work(Shape(op, n), n, nullptr).size;
+    // OpenMP may have fewer threads when it computes (OMP_THREAD_LIMIT), and fewer may need more: their tasks are
+    // larger.
+    size = 0;
+    for (size_t n = 1; n <= static_cast<size_t>(n_threads); n++) {
+        size = std::max(size, Work(Shape(op, n), n, nullptr).size);
+    }
     return true;
 }
 

@@ -428,12 +428,32 @@ void test_forks() {
 
 } // namespace
 
+// OpenMP may compute with fewer threads than ggml planned for, in the same work memory.
+void test_fewer_threads() {
+    for (const int64_t n_cells : {4096, 30464, 67584, 101376}) {
+        ggml_tensor k = tensor(GGML_TYPE_F16, {8, n_cells, 1, 1}, nullptr), v = k;
+        ggml_tensor q = tensor(GGML_TYPE_F32, {8, 48, 8, 1}, nullptr);
+        ggml_tensor op = tensor(GGML_TYPE_F32, {8, 8, 48, 1}, nullptr);
+        op.src[0] = &q;
+        op.src[1] = &k;
+        op.src[2] = &v;
+        size_t before = 0;
+        for (int n_threads = 1; n_threads <= 16; n_threads++) {
+            size_t size = 0;
+            CpuAttention().work_size(n_threads, &op, size);
+            check(size >= before, "work memory for " + std::to_string(n_threads) + " threads and for fewer");
+            before = size;
+        }
+    }
+}
+
 int main() {
     if (kernels::attention() == nullptr) {
         std::printf("skipped: no instruction set\n");
         return 0;
     }
     test_order();
+    test_fewer_threads();
 #ifndef _WIN32
     test_forks();
 #endif
