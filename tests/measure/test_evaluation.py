@@ -9,12 +9,15 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from pyfly_cpp.cli.measuring import Session
 from pyfly_cpp.decoding import EXACT, PLAIN, Decoding
+from pyfly_cpp.machine.conditions import CONDITIONS
 from pyfly_cpp.machine.files import OutputError
+from pyfly_cpp.machine.kernels import KernelVerdict
 from pyfly_cpp.machine.rows import DataError, read_lines_so_far
 from pyfly_cpp.measure import evaluation, journal, report
 from pyfly_cpp.measure.generator import Sampling
@@ -324,6 +327,7 @@ def test_killed_at_any_moment(data, tiny, tmp_path):
 
 
 def test_the_kernels_of_an_option_go_before_those_of_the_environment():
-    machine = dict.fromkeys(("cpu", "pyfly_cpp", "llama_cpp_python", "extra_buffers"), "x") | {"kernels": "auto"}
+    machine = {**dict.fromkeys(CONDITIONS, "x"), "kernels": "auto"}
     for models, expected in (({}, "auto"), ({"kernels": "stock"}, "stock")):
-        assert Session(None, machine, models, "").conditions()["kernels"] == expected
+        generator = SimpleNamespace(llm=SimpleNamespace(kernels_used=KernelVerdict((), False, "")))
+        assert Session(generator, machine, models, "").conditions()["kernels"] == expected

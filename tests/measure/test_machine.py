@@ -187,7 +187,7 @@ def test_a_table_that_there_is_not(tmp_path):
 
 def test_steps_by_their_rows():
     counters = {"rounds": 11, "beginnings": 1, "drafted_at_depth": [6, 4, 1]}
-    assert tables.rows_of_steps(counters) == {1: 4, 2: 2, 3: 3, 4: 1}
+    assert tables.rows_of_steps(counters) == {1: 5, 2: 2, 3: 3, 4: 1}
 
 
 def test_an_estimate_is_the_costs_of_the_steps():
@@ -195,8 +195,8 @@ def test_an_estimate_is_the_costs_of_the_steps():
                 "seconds_draft": 1.0}  # fmt: skip
     rows = [{"kind": "edit", "answers": {"auto": [[1, 2], 0.1, 0.2, counters]}}]
     costs = {"stock_and_ours": {"1": [[4.0, 2.0]], "2": [[8.0, 3.0]], "4": [[16.0, 5.0]]}}
-    # two steps of one token, two of three: 2 * 2 + 2 * 4 + 1 s of drafting, for ten tokens
-    assert tables.estimated(rows, costs) == {"edit": pytest.approx(10 * 4.0 / 13.0)}
+    # three steps of one token, two of three: 3 * 2 + 2 * 4 + 1 s of drafting, for eleven tokens
+    assert tables.estimated(rows, costs) == {"edit": pytest.approx(11 * 4.0 / 15.0)}
 
 
 def test_ratios_by_kind():

@@ -501,6 +501,55 @@ def test_an_answer_that_breaks_off_stays(open_page):
     assert page.locator("#alert").is_hidden() and "broken off" in page.locator(".numbers").inner_text()
 
 
+def test_a_stream_that_ends_too_early_is_no_whole_answer(open_page):
+    """As behind a proxy whose server was killed: nothing says that it is not the end."""
+    page = open_page()
+    events = 'data: {"choices": [{"delta": {"content": "Half an"}}]}\n\n'
+    page.route("**/v1/chat/completions", lambda r: r.fulfill(status=200, content_type="text/event-stream", body=events))
+    ask(page, "Go")
+    assert page.locator("#alert").inner_text() == "The connection to the server was lost."
+    assert page.get_by_label("Continue the answer").is_visible()
+
+
+def test_an_answer_that_no_reader_of_markdown_takes(open_page):
+    page = open_page()
+    answer_with(page, ">" * 3000)
+    ask(page, "Go")
+    assert page.locator(".text").inner_text() == ">" * 3000
+    page.reload()
+    assert page.locator(".text").inner_text() == ">" * 3000 and page.locator("#model").inner_text().startswith("tiny")
+
+
+def test_stop_while_the_page_connects(open_page):
+    page = open_page()
+    held, bodies = [], []
+    page.route("**/v1/models", lambda route: held.append(route))
+    page.route("**/v1/chat/completions", lambda route: bodies.append(route.request.post_data))
+    page.reload(wait_until="commit")
+    while not held:
+        page.wait_for_timeout(20)
+    ask(page, "Go", waits=False)
+    page.locator("#stop").click()
+    held[0].continue_()
+    wait_idle(page)
+    assert not bodies and page.locator("#prompt").input_value() == "Go"
+
+
+def test_an_edit_that_is_left_loses_nothing(open_page):
+    """What it would have replaced stays, and the new message is in a chat beside it."""
+    page = open_page()
+    fill_chats(page, "About rain?", "About snow?")
+    page.unroute_all()
+    page.route("**/v1/chat/completions", lambda _: None)
+    page.get_by_label("Edit this message").click()
+    ask(page, "About fog?", waits=False)
+    page.locator("#chat-list .title").last.click()
+    wait_idle(page)
+    assert sorted(page.locator("#chat-list .title").all_inner_texts()) == ["About fog?", "About rain?", "About snow?"]
+    page.locator("#chat-list .title").get_by_text("About snow?").click()
+    assert page.locator(".text em").inner_text() == "About snow?"
+
+
 def test_a_server_that_fails_is_told_once(open_page):
     page = open_page()
     failure = {"error": {"message": "the model is gone."}}
@@ -582,8 +631,11 @@ def test_a_key(open_page, batch):
         until(page, "!document.getElementById('locked').hidden")
         ask(page, "Once", max_tokens=8)
         assert page.locator("#alert").inner_text() == "The server asks for an API key: enter it above."
-        page.locator("#key").fill("guess")
+        page.locator("#key").fill("\u201csecret\u201d")  # as a word processor quotes it
         page.locator("#unlock").click()
+        until(page, "document.getElementById('alert').textContent.includes('characters')")
+        page.locator("#key").fill("guess")
+        page.locator("#key").press("Enter")
         until(page, "document.getElementById('alert').textContent.includes('wrong')")
         page.locator("#key").fill("secret")
         page.locator("#unlock").click()
@@ -611,7 +663,8 @@ def test_chats_are_kept(open_page):
     page.reload()
     titles = page.locator("#chat-list .title")
     assert titles.all_inner_texts() == ["About snow?", "About rain?"]
-    titles.last.click()
+    titles.last.press("Enter")
+    assert page.evaluate("document.activeElement.textContent") == "About rain?", "the focus stays"
     assert page.locator(".text em").inner_text() == "About rain?"
     page.once("dialog", lambda dialog: dialog.accept("Weather"))
     page.get_by_text("Rename").click()

@@ -2,7 +2,7 @@
 import { Answer, empty } from "./answer.js";
 import * as chats from "./chats.js";
 import { $, alertOf, button, download, element } from "./dom.js";
-import { describeFields, describeModel } from "./server.js";
+import { describeFields, describeModel, useKey } from "./server.js";
 import * as settings from "./settings.js";
 import { hideTip, markParting } from "./tokens.js";
 
@@ -11,6 +11,7 @@ let connecting = null;
 let chat = chats.create();
 const shown = []; // of each turn: { place, answers }
 let edited = null; // the index of the turn that the message box replaces
+let isStopped = false; // since the last message was sent
 let unanswered = null; // what was sent and has no answer yet: { user, chat, edited }, the latter two as before
 
 const running = () => shown.flatMap(turn => turn.answers).filter(answer => answer.isRunning);
@@ -58,18 +59,22 @@ function open(other) {
 }
 
 function showChats() {
-  $("chat-list").replaceChildren(...chats.list().map(kept => {
+  const list = $("chat-list");
+  const before = list.contains(document.activeElement) ? document.activeElement.dataset.key : null; // keeps the focus
+  list.replaceChildren(...chats.list().map(kept => {
     const entry = element("li");
-    const title = button(kept.title || "(no title)", () => { if (kept.id === chat.id) showColumn(false); else open(kept); });
+    const put = (text, name, act) => { const made = button(text, act); made.dataset.key = `${name} ${kept.id}`; entry.append(made); return made; };
+    const title = put(kept.title || "(no title)", "open", () => { if (kept.id === chat.id) showColumn(false); else open(kept); });
     title.className = "title";
-    entry.append(title);
     if (kept.id === chat.id) {
       title.setAttribute("aria-current", "true");
-      entry.append(button("Rename", rename), button("Export", () => download(`${chat.title || "chat"}.md`, chats.written(chat))),
-        button("Delete", forget));
+      put("Rename", "rename", rename);
+      put("Export", "export", () => download(`${chat.title || "chat"}.md`, chats.written(chat)));
+      put("Delete", "delete", forget);
     }
     return entry;
   }));
+  if (before) ([...list.querySelectorAll("button")].find(one => one.dataset.key === before) ?? $("prompt")).focus();
 }
 
 function rename() {
@@ -138,10 +143,16 @@ async function write(answers, body) {
   const own = chat;
   alertOf("");
   busy(true);
-  if (model === null) await connect();
-  const request = { model, ...settings.fields(answers.length), ...body };
-  const failures = await Promise.all(answers.map(one => one.run(request)));
-  busy(false);
+  isStopped = false;
+  let failures;
+  try {
+    if (model === null) await connect();
+    if (isStopped) return false;
+    const request = { model, ...settings.fields(answers.length), ...body };
+    failures = await Promise.all(answers.map(one => one.run(request)));
+  } finally {
+    busy(false);
+  }
   const failure = failures.find(one => one !== null);
   if (failure?.status === 401) $("locked").hidden = false;
   if (failure && own === chat) alertOf(failure.message);
@@ -185,6 +196,13 @@ async function send() {
   unanswered = null;
   if (isWritten) return;
   if (own !== chat) { // another one was opened meanwhile
+    if (own === before.chat && own.turns.length && before.turns.length > i) { // what an edit replaced stays, and the message beside it
+      const beside = chats.fork(before.chat, i);
+      beside.turns.push(own.turns.pop());
+      if (i === 0) beside.title = ""; // that of its own message
+      own.turns = before.turns;
+      keep(beside);
+    }
     keep(own);
     return;
   }
@@ -252,6 +270,7 @@ function busy(is) {
 }
 
 function stop() {
+  isStopped = true;
   for (const one of running()) one.stop();
 }
 
@@ -260,10 +279,13 @@ function showColumn(is) {
   $("show-chats").setAttribute("aria-expanded", is);
 }
 
+/** Whether a key is for the input method. In Safari the Enter that ends a word comes after its end. */
+const isComposing = event => event.isComposing || event.keyCode === 229;
+
 $("form").addEventListener("submit", event => { event.preventDefault(); send(); });
 $("prompt").addEventListener("input", () => { fitBox(); alertOf(""); });
 $("prompt").addEventListener("keydown", event => {
-  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); $("form").requestSubmit(); }
+  if (event.key === "Enter" && !event.shiftKey && !isComposing(event)) { event.preventDefault(); $("form").requestSubmit(); }
 });
 $("stop").addEventListener("click", stop);
 $("cancel-edit").addEventListener("click", () => setBox(""));
@@ -275,9 +297,12 @@ $("drafts").addEventListener("click", () => {
   for (const one of shown.flatMap(turn => turn.answers)) one.show();
   shown.forEach((_, i) => compare(i));
 });
-$("unlock").addEventListener("click", () => { sessionStorage.setItem("key", $("key").value); $("key").value = ""; connect(); });
+$("unlock").addEventListener("click", () => { useKey($("key").value); $("key").value = ""; connect(); });
+$("key").addEventListener("keydown", event => {
+  if (event.key === "Enter") { event.preventDefault(); $("unlock").click(); }
+});
 document.addEventListener("keydown", event => {
-  if (event.key !== "Escape") return;
+  if (event.key !== "Escape" || isComposing(event)) return;
   stop();
   hideTip();
   showColumn(false);

@@ -78,6 +78,14 @@ export function codeOf(text) {
 
 /** Shows Markdown in a place. Blocks that are shown already stay as they are, with what is selected in them. */
 export function show(place, text) {
+  try {
+    showBlocks(place, text);
+  } catch { // too deep for the reader of Markdown
+    place.replaceChildren(element("p", "", text));
+  }
+}
+
+function showBlocks(place, text) {
   const blocks = marked.lexer(text).filter(block => block.type !== "space");
   let n = 0;
   while (n < blocks.length && place.children[n]?.source === blocks[n].raw) n++;

@@ -69,6 +69,7 @@ function showTip(span) {
   line(`step ${record.round + 1}` + (record.depth ? `, depth ${record.depth}` : ""));
   if (span.classList.contains("parts")) line("the answers part here");
   tip.hidden = false;
+  span.setAttribute("aria-describedby", "tip");
   const at = span.getClientRects()[0];
   tip.style.left = `${Math.max(8, Math.min(at.left, innerWidth - tip.offsetWidth - 8))}px`;
   tip.style.top = `${at.bottom + tip.offsetHeight + 8 < innerHeight ? at.bottom + 6 : Math.max(8, at.top - tip.offsetHeight - 6)}px`;
@@ -80,7 +81,12 @@ const tokenOf = event => event.target.closest?.(".token");
 for (const kind of ["pointerover", "focusin"]) {
   document.addEventListener(kind, event => { const span = tokenOf(event); if (span) showTip(span); });
 }
-for (const kind of ["pointerout", "focusout"]) document.addEventListener(kind, event => { if (tokenOf(event)) hideTip(); });
+for (const kind of ["pointerout", "focusout"]) {
+  document.addEventListener(kind, event => {
+    tokenOf(event)?.removeAttribute("aria-describedby");
+    if (tokenOf(event)) hideTip();
+  });
+}
 $("scroll").addEventListener("scroll", hideTip);
 
 document.addEventListener("keydown", event => {
