@@ -45,6 +45,10 @@ GRAMMARS = {
     "numbers of times": 'root ::= "ab"{2} [0-9]{2,} ("x" | "yz"){1,2} ""',
     "recursion in the middle": 'root ::= s\ns ::= "(" s ")" s | ""',
     "the last definition counts": 'root ::= "a"\nx ::= "b"\nroot ::= x+',
+    "parts that are never there": 'root ::= ("a"){0,0} x{0} "b" [] [^] "c"\nx ::= "x"',
+    "alternatives that nothing follows": 'root ::= "a" | [z-a] | "\\uD800" | x\nx ::= "b" x | "c" y\ny ::= "d" y | "e"',
+    "no limit": 'root ::= "a"{1,2001} "b"{2,9999999999}',
+    "parentheses within each other": "root ::= " + "(" * 40 + '"a"' + ")" * 40,
 }
 
 
@@ -161,9 +165,18 @@ def test_what_doubles_with_each_character_has_an_end(tokens):
         ("root ::= x", "the rule 'x'"),
         ('a ::= "x"', "no rule `root`"),
         ("root ::= <think>", "names a token"),
-        ("root ::= [z-a]", "no text can have"),
-        (r'root ::= "\uD800"', "no text can have"),
-        ("root ::= " + "(" * 101 + '"a"' + ")" * 101, "more than 100 parentheses"),
+        ("root ::= [z-a]", "no text that ends"),
+        (r'root ::= "\uD800"', "no text that ends"),
+        ('root ::= "a" root', "no text that ends"),
+        ("root ::= " + ".?" * 65, "more than 64 parts in a row that may be empty"),
+        ("root ::= (.?){0,1900}", "what may be empty more than 20 times"),
+        ("root ::= ((.{0,50}){0,50}){0,50}", "all repetitions together"),
+        ("root ::= ." + "+" * 9, "more than 8 signs"),
+        (
+            "root ::= r0\n" + "".join(f"r{i} ::= r{i + 1}\n" for i in range(1001)) + 'r1001 ::= "a"',
+            "more than 1000 rules",
+        ),
+        ("root ::= " + "(" * 51 + '"a"' + ")" * 51, "more than 50 parentheses"),
     ],
 )
 def test_what_is_none(grammar, message):

@@ -23,6 +23,7 @@ from pyfly_cpp.engine.output import Piece
 from pyfly_cpp.engine.request import Request
 from pyfly_cpp.engine.stats import Stats
 from pyfly_cpp.machine.processes import Process
+from pyfly_cpp.machine.threads import DEEP_STACK, stacks_of
 
 CLOSED = "this FlyBatch is closed; load the model again."
 
@@ -97,7 +98,8 @@ class Stepper:
         self.process = Process("FlyBatch")
         """Where the thread is. In a fork nothing here can be used, not even the locks: the thread may hold them."""
         self._thread = threading.Thread(target=self._run, name="pyfly-stepper", daemon=True)
-        self._thread.start()
+        with stacks_of(DEEP_STACK):
+            self._thread.start()
 
     # ---- From any thread ---------------------------------------------------------------------------------------------
 

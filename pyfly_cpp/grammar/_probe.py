@@ -15,6 +15,7 @@ import functools
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,6 +26,7 @@ import numpy as np
 from pyfly_cpp.grammar.gbnf import from_gbnf
 from pyfly_cpp.grammar.guides import Guide, GuideTokens, tokens_of
 from pyfly_cpp.grammar.schemas import Framed, SchemaGrammar, grammar_of_any, schema_from
+from pyfly_cpp.machine.threads import DEEP_STACK, stacks_of
 
 MEMORY = 2**28
 """Bytes that reading a grammar may take."""
@@ -72,13 +74,21 @@ class Probe:
         Returns:
             The fields of a `SchemaGrammar`, or `error` (words for the client).
         """
-        try:
-            grammar = self._read(constraint)
-        except _Refused as error:
-            return {"error": str(error)}
-        except MemoryError:
-            return {"error": TOO_LARGE}
-        return grammar._asdict()
+        found = []
+
+        def read() -> None:
+            try:
+                found.append(self._read(constraint)._asdict())
+            except _Refused as error:
+                found.append({"error": str(error)})
+            except MemoryError:
+                found.append({"error": TOO_LARGE})
+
+        with stacks_of(DEEP_STACK // 4):
+            thread = threading.Thread(target=read)
+            thread.start()
+        thread.join()
+        return found[0]
 
     def _read(self, constraint: dict[str, Any]) -> SchemaGrammar:
         try:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,9 @@ THREAD_COUNTS = ("n_threads", "n_threads_batch")
 AUTO = "auto"
 """A word in place of a thread count: as many threads as help under the load of the machine, the physical cores at
 most."""
+
+DEEP_STACK = 2**24
+"""Bytes of the stack of a thread that follows grammars which were tried with a quarter of it: llguidance recurses."""
 
 _NEARLY_A_CORE = 0.4
 """Share of a CPU that a quota may lack for another thread. With less, all threads stop until the next period:
@@ -96,3 +102,16 @@ def threads_sleep() -> bool:
     """Whether OMP_WAIT_POLICY makes threads sleep while they wait for each other, hundreds of times for each token
     (docs/how-it-decides.md)."""
     return os.environ.get("OMP_WAIT_POLICY", "").strip().upper() == "PASSIVE"
+
+
+@contextlib.contextmanager
+def stacks_of(n_bytes: int) -> Iterator[None]:
+    """Threads that are started meanwhile have stacks of this size, where the system lets a program choose."""
+    before = None
+    with contextlib.suppress(ValueError, RuntimeError):
+        before = threading.stack_size(n_bytes)
+    try:
+        yield
+    finally:
+        if before is not None:
+            threading.stack_size(before)
