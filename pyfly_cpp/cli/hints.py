@@ -30,9 +30,7 @@ class HintingGroup(click.Group):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            name = error.option_name
-            hint = _named_here(name) or self._behind_a_command(ctx, name)
-            raise click.NoSuchOption(name, f"{error.message}{hint}", ctx=ctx) from None
+            raise with_hint(error, self._behind_a_command(ctx, error.option_name)) from None
 
     def _behind_a_command(self, ctx: click.Context, option: str) -> str:
         """The first command that has the option; empty if none has."""
@@ -52,10 +50,16 @@ class HintingGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
-def with_hint(error: click.NoSuchOption) -> click.NoSuchOption:
-    """The error, which names the option that was meant if it has another name here."""
-    hint = _named_here(error.option_name)
-    return click.NoSuchOption(error.option_name, f"{error.message}{hint}", ctx=error.ctx) if hint else error
+class _Hinted(click.NoSuchOption):
+    """An error that names the option which was meant."""
+
+
+def with_hint(error: click.NoSuchOption, otherwise: str = "") -> click.NoSuchOption:
+    """The error, which names the option that was meant if it has another name here; `otherwise`: if it has none."""
+    hint = _named_here(error.option_name) or otherwise
+    if isinstance(error, _Hinted) or not hint:
+        return error
+    return _Hinted(error.option_name, f"{error.message}{hint}", ctx=error.ctx)
 
 
 def one_prompt(context: click.Context, _: click.Parameter, words: Iterable[str]) -> str | None:

@@ -56,12 +56,8 @@ def _gone(*names: str, is_flag: bool = False) -> Declared:
 @click.argument("target", type=MODEL)
 @click.option("--type", "name", default=DEFAULT_TYPE, show_default=True, metavar="TYPE",
               type=click.Choice(tuple(_TYPES), case_sensitive=False), help=f"{', '.join(_TYPES)}.")  # fmt: skip
-@click.option(
-    "-o",
-    "--output",
-    type=FILE,
-    help="The draft to write.  [default: next to TARGET; in the models folder if not yours]",
-)
+@click.option("-o", "--output", type=FILE, help="The draft to write.  [default: next to TARGET, by its type; for a "
+              "model of the hub or of Ollama in the models folder]")  # fmt: skip
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
 @_gone("--from")
 @_gone("--types")
