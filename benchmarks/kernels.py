@@ -55,8 +55,8 @@ ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 
 Costs = dict[str, Any]
 """Of a model behind a beginning: `model`, `behind`, `cache`, `about` (evaluator.Evaluator.about) and `differences` of
-both sides, and `stock_and_ours`: seconds by the number of tokens, a pair for each repeat. Where there is a roofline,
-`memory`: gigabytes a second that could be read before each repeat."""
+both sides, and `stock_and_ours`: seconds by the number of tokens, a pair for each repeat. With a roofline, `memory`:
+gigabytes a second that could be read before each repeat."""
 
 
 class Side(Child):
@@ -147,36 +147,39 @@ def table(costs: Costs) -> str:
 
 
 class Roofline:
-    """The speeds of `roofline.c`, compiled once."""
+    """The speeds of `roofline.c`."""
 
     def __init__(self, n_threads: int, folder: str) -> None:
-        """Raises OSError or CalledProcessError where there is no compiler for it."""
+        """Compiles it in this folder. Raises OSError or CalledProcessError: there is no compiler, or the processor is
+        none that it knows."""
         self._call = [f"{folder}/roofline", str(n_threads)]
         subprocess.run(["cc", "-O2", "-pthread", str(HERE / "roofline.c"), "-o", self._call[0]], check=True)
-
-    def speeds(self, *only: str) -> dict[str, float]:
+        self.speeds = self._measure()
         """Gigabytes (`memory`), and 10^9 products of bytes by instruction set, a second."""
+
+    def memory(self) -> float:
+        """Gigabytes a second, now."""
+        return self._measure("memory")["memory"]
+
+    def _measure(self, *only: str) -> dict[str, float]:
         lines = subprocess.run([*self._call, *only], check=True, capture_output=True, text=True).stdout
         return {name: float(value) for name, value in (line.split() for line in lines.splitlines())}
 
-    def memory(self) -> float:
-        """Gigabytes a second."""
-        return self.speeds("memory")["memory"]
 
-
-def roofline(n_threads: int) -> dict[str, float]:
-    """All speeds of `Roofline`; empty where there is no compiler for it."""
-    with tempfile.TemporaryDirectory() as folder:
-        return speeds.speeds() if (speeds := compiled_roofline(n_threads, folder)) else {}
-
-
-def compiled_roofline(n_threads: int, folder: str) -> Roofline | None:
-    """None where there is no compiler for it."""
+def make_roofline(n_threads: int, folder: str) -> Roofline | None:
+    """None, and it prints why, if there can be none here."""
     try:
         return Roofline(n_threads, folder)
     except (OSError, subprocess.CalledProcessError) as error:
         print(f"no roofline: {error}")
         return None
+
+
+def roofline(n_threads: int) -> dict[str, float]:
+    """`Roofline.speeds`; empty if there can be none here."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = make_roofline(n_threads, folder)
+        return made.speeds if made else {}
 
 
 def quantised(model: str, name: str, folder: str) -> str:
@@ -264,8 +267,8 @@ def main() -> None:
         return print_attention(given.attention, given.threads, given.repeats)
     measured = []
     with tempfile.TemporaryDirectory() as folder:
-        limits = compiled_roofline(given.threads, folder)
-        speeds = limits.speeds() if limits else {}
+        limits = make_roofline(given.threads, folder)
+        speeds = limits.speeds if limits else {}
         for kind in given.types.split(","):
             path = quantised(given.model, kind, folder) if kind else given.model
             name = kind or Path(path).name
