@@ -525,9 +525,8 @@ def test_stop_while_the_page_connects(open_page):
     held, bodies = [], []
     page.route("**/v1/models", lambda route: held.append(route))
     page.route("**/v1/chat/completions", lambda route: bodies.append(route.request.post_data))
-    page.reload(wait_until="commit")
-    while not held:
-        page.wait_for_timeout(20)
+    with page.expect_request("**/v1/models"):
+        page.reload(wait_until="commit")
     ask(page, "Go", waits=False)
     page.locator("#stop").click()
     held[0].continue_()
