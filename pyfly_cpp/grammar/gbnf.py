@@ -367,7 +367,7 @@ class _Writer:
 
 def _weight(part: _Part) -> int:
     """How many parts it is without repetitions."""
-    n = max(1, sum(map(_weight, _inner(part)))) if not isinstance(part, _Row) or part.parts else 1
+    n = max(1, sum(map(_weight, _inner(part))))
     return n * max(1, part.least, part.most or 0) if isinstance(part, _Times) else n
 
 
