@@ -64,24 +64,6 @@ def test_unreadable_gates(text):
         parse_gate(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "instead"),
-    [
-        ("ratio:0.74", "margin:0.3"),
-        ("random:0.5", "margin:0.3"),
-        ("stochastic-block", "write stochastic"),
-        ("entropy-twice:0.3", "write entropy"),
-        ("entropy-normalized-twice:0.3", "write entropy-normalized"),
-        ("budget:2", "exact-first"),
-        ("all(margin:0.3,budget:2)", "exact-first"),
-        ("regions(prose=all(margin:0.3,exact-first:8),think=exact)", "margin:0.3"),
-    ],
-)
-def test_gates_of_earlier_versions_name_what_replaces_them(text, instead):
-    with pytest.raises(ValueError, match=rf"^the gate [a-z-]+ .*{instead}[^.]*(\.\d[^.]*)*\.$"):
-        parse_gate(text)
-
-
 def test_a_window_under_agree_ends_with_its_step():
     for make in (
         lambda: Window(across_rounds=True),

@@ -34,9 +34,6 @@ _COMMANDS = {
 }
 """For each command its module in this package, imported when the command is used, and its line in the help."""
 
-_GONE = {"tune": "`bench --sweep margin` measures the thresholds of a gate and, with --write-preset, writes a preset"}
-"""Commands of earlier versions, and what is there instead."""
-
 _OPTIONS = {
     "draft_max": "--draft-max",
     "n_ctx": "--n-ctx",
@@ -70,13 +67,6 @@ class _Commands(HintingGroup):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in _COMMANDS.items()])
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] in _GONE and not ctx.resilient_parsing:
-            ctx.fail(f"The command {args[0]} was removed: {_GONE[args[0]]}.")
-        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

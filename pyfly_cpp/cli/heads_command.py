@@ -19,15 +19,6 @@ from pyfly_cpp.machine.memory import in_words
 from pyfly_cpp.models.named import resolve_model
 
 
-def _only_eagle3(_context: click.Context, _option: click.Parameter, kind: str | None) -> None:
-    """Earlier versions also trained DSpark heads."""
-    if kind not in (None, "eagle3"):
-        raise click.UsageError(
-            f"heads of the kind {kind} cannot be trained; leave --kind out for an EAGLE-3 head (1.96 tokens per step, "
-            "DSpark 1.37)."
-        )
-
-
 @click.group("heads", cls=HintingGroup, short_help="Train a head that drafts for a model.")
 def command() -> None:
     """Heads: small models that read the target's hidden states and draft for it (docs/training-heads.md)."""
@@ -40,7 +31,6 @@ def command() -> None:
 @click.option("--prompts", type=FILE, help="JSON Lines that TARGET answers.  [default: built-in and made up]")
 @click.option("--tokens", "n_tokens", default=200_000, metavar="N", help="Learn from at most N tokens.")
 @click.option("--hours", default=3.0, metavar="H", help="Spend at most H hours on all steps.")
-@click.option("--kind", "head", hidden=True, expose_value=False, callback=_only_eagle3)
 @click.option("--type", "kind", default="q8_0", type=click.Choice(KINDS), help="Type of the head's matrices.")
 @click.option("--licence", metavar="NAME", help="Licence of the texts, noted in the file.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before starting.")

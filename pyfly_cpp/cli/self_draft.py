@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import shlex
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import click
 import llama_cpp
 
 from pyfly_cpp import _native
-from pyfly_cpp.cli.headings import Declared
 from pyfly_cpp.cli.kinds import FILE, MODEL
 from pyfly_cpp.cli.loading import reasons_from, silence
 from pyfly_cpp.cli.terminal import Bar
@@ -40,18 +39,6 @@ _TYPES = {
 }
 
 
-def _refuse(ctx: click.Context, param: click.Parameter, value: Any) -> None:
-    if value:
-        raise click.UsageError(
-            f"{param.opts[0]} belonged to the search for the fastest type, which is gone; `pyfly-cpp models draft "
-            "MODEL --type Q4_K_M` makes one draft, and `pyfly-cpp bench -m MODEL -d FILE` measures it."
-        )
-
-
-def _gone(*names: str, is_flag: bool = False) -> Declared:
-    return click.option(*names, is_flag=is_flag, hidden=True, expose_value=False, callback=_refuse)
-
-
 @click.command("draft", epilog="Example: pyfly-cpp models draft target.gguf --type Q4_K_M")
 @click.argument("target", type=MODEL)
 @click.option("--type", "name", default=DEFAULT_TYPE, show_default=True, metavar="TYPE",
@@ -59,13 +46,6 @@ def _gone(*names: str, is_flag: bool = False) -> Declared:
 @click.option("-o", "--output", type=FILE, help="The draft to write.  [default: next to TARGET, by its type; for a "
               "model of the hub or of Ollama in the models folder]")  # fmt: skip
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
-@_gone("--from")
-@_gone("--types")
-@_gone("--n-gpu-layers")
-@_gone("-t", "--n-threads")
-@_gone("-y", "--yes", is_flag=True)
-@_gone("--keep", is_flag=True)
-@_gone("--json", is_flag=True)
 def command(target: str, name: str, output: str | None, force: bool) -> None:
     """Quantise TARGET to a draft for itself.
 

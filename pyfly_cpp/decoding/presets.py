@@ -34,12 +34,6 @@ SHIPPED = ("fast", "paper")
 """Names of presets that set what is accepted loosely and leave model and drafter alone (`paper` also sets the draft
 length, without the governor); their claims state the cost."""
 
-_GONE = {
-    "safe": "it was the gate exact, the default; leave it out",
-    "balanced": "it was no faster than exact; leave it out, or write --gate 'all(margin:0.15,exact-first:8)'",
-}
-"""Presets of earlier versions: why they went, and what to write instead."""
-
 _FOLDER = Path(__file__).with_name("shipped_presets")
 
 
@@ -87,8 +81,6 @@ def load_preset(path: str | os.PathLike[str]) -> Preset:
     """Reads and checks a preset; raises PresetError. A name of SHIPPED is that preset; a file of such a name is
     ./NAME."""
     name = os.fspath(path)
-    if name in _GONE and not Path(name).exists():
-        raise PresetError(f"the preset {name} was removed, because {_GONE[name]}.")
     if name in SHIPPED:
         path = _FOLDER / f"{name}.json"
     try:

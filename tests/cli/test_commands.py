@@ -119,29 +119,6 @@ def test_too_many_threads_are_wrong_usage(run):
     assert result.code == 2 and "'-t' / '--n-threads': '999' is not a number of threads in 1..512" in result.err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "instead"),
-    [
-        (["tune"], "`bench --sweep margin`"),
-        (["tune", "-m", "x.gguf", "--until-speed", 2], "--write-preset"),
-        (["tune", "--help"], "`bench --sweep margin`"),
-        (["complete", "x", "--preset", "safe"], "exact"),
-        (["complete", "x", "--preset", "balanced"], "--gate 'all"),
-        (["heads", "train", TARGET, "-o", "x.gguf", "--kind", "dspark"], "EAGLE-3"),
-        *(
-            (["models", "draft", TARGET, *option], "--type Q4_K_M")
-            for option in (["--types", "q4_0"], ["--from", "x"], ["--keep"], ["-y"], ["--json"], ["-t", 1])
-        ),
-        (["models", "draft", TARGET, "--n-gpu-layers", 0], "bench -m MODEL -d FILE"),
-    ],
-)
-def test_what_earlier_versions_had_names_what_replaces_it(run, arguments, instead, tmp_path, monkeypatch):
-    """Gates: tests/test_gates_and_windows.py."""
-    monkeypatch.chdir(tmp_path)
-    result = run(*arguments)
-    assert result.code in (1, 2) and instead in result.err and not list(tmp_path.glob("*.gguf"))
-
-
 def test_debug_brings_the_traceback_back(monkeypatch):
     done = subprocess.run(
         [sys.executable, "-m", "pyfly_cpp", "complete", "-m", "nowhere.gguf", "x"],

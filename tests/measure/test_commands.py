@@ -469,7 +469,6 @@ def test_a_sweep_and_its_preset(run, tmp_path):
     ("arguments", "words"),
     [
         (["--sweep", "margn"], "Did you mean 'margin'"),
-        (["--sweep", "ratio:0.5"], "write margin:0.3 for ratio:0.74"),
         (["--sweep", "exact-first:8"], "gate with a threshold"),
         (["--sweep", "typical"], "give thresholds of typical"),
         (["--sweep", "margin:0.1,x"], "write numbers"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -66,19 +65,6 @@ FORMS = (
 )  # fmt: skip
 """Every way to write a gate. A new gate is a dataclass in a file next to this one, and its words here."""
 
-_GONE = {
-    "ratio": "write margin:0.3 for ratio:0.74 (the margin is -ln of the ratio)",
-    "entropy-twice": "write entropy",
-    "entropy-normalized-twice": "write entropy-normalized",
-    "stochastic-block": "write stochastic",
-    "random": "write margin:0.3 to accept loosely",
-    "budget": "write exact-first or no-repeat to limit another gate",
-    "regions": "write one gate for the whole answer, such as margin:0.3",
-    "balanced": "write exact, which was as fast, or margin:0.15",
-    "safe": "write exact",
-}
-"""Gates of earlier versions, and what to write instead."""
-
 
 def at_thresholds(word: str, thresholds: Sequence[float]) -> list[Gate]:
     """The gate of a word with each of these thresholds; raises ValueError if it has none, or if one is out of range."""
@@ -86,9 +72,8 @@ def at_thresholds(word: str, thresholds: Sequence[float]) -> list[Gate]:
         if form.word == word and (field := form.threshold):
             return [form.gate(**form.fixed, **{field: threshold}) for threshold in thresholds]
     known = [form.word for form in FORMS if form.threshold]
-    gone = f" The gate {word} was removed; {_GONE[word]}." if word in _GONE else ""
     raise ValueError(
-        f"{word!r} is not a gate with a threshold.{gone or did_you_mean(word, known)} They are {', '.join(known)}."
+        f"{word!r} is not a gate with a threshold.{did_you_mean(word, known)} They are {', '.join(known)}."
     )
 
 
@@ -137,9 +122,6 @@ def _parse(text: str, n_levels: int) -> Gate:
             except ValueError as error:
                 raise ValueError(f"cannot read the gate {text!r}: {error}") from None
     words = [form.word for form in FORMS]
-    gone = re.split(r"[(:]", text, maxsplit=1)[0]
-    if gone in _GONE:
-        raise ValueError(f"the gate {gone} was removed, because it gained nothing; {_GONE[gone]}.")
     hint = "" if name in words else did_you_mean(name, words)
     raise ValueError(f"unknown gate {text!r}.{hint} A gate is written {examples()}.")
 
