@@ -78,24 +78,6 @@ const char * pyfly_simd_level(void) {
     return pyfly::simd_level();
 }
 
-pyfly_status pyfly_row_statistics(const float * row, size_t n_vocab, int32_t top, pyfly_row_stats * out,
-                                  pyfly_error * error) {
-    return guard(error, [&] {
-        if (n_vocab < 1 || top < 1 || top > pyfly::max_top) {
-            throw Error(PYFLY_STATUS_INVALID, "row statistics need at least one logit and a top in 1..32");
-        }
-        const pyfly::RowStats stats = pyfly::row_stats(row, n_vocab, top);
-        if (!stats.max.finite) {
-            throw Error(PYFLY_STATUS_NOT_FINITE, "the logits row has no distribution: NaN, +inf, or -inf everywhere");
-        }
-        *out = {stats.max.token, stats.max.logit, stats.log_sum_exp, stats.entropy, stats.top_entropy(stats.n_top)};
-    });
-}
-
-int32_t pyfly_row_argmax(const float * row, size_t n_vocab) {
-    return n_vocab > 0 ? pyfly::row_max(row, n_vocab).token : -1;
-}
-
 pyfly_status pyfly_verify(const float * logits, size_t n_vocab, const int32_t * draft, size_t n_draft,
                           const float * draft_logits, const int32_t * target_tokens, const pyfly_gate_node * gate,
                           size_t n_gate, const pyfly_window_config * window, const int32_t * protected_tokens,

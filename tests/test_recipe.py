@@ -75,14 +75,6 @@ def text_file(tmp_path_factory):
     return path
 
 
-def error_of(capsys, *arguments):
-    assert cli.main([*map(str, arguments)]) == 2
-    message = capsys.readouterr().err
-    assert message.startswith("recipe: ")
-    assert message.count("\n") == 1
-    return message
-
-
 def test_a_folder_that_does_not_fit_is_refused(tmp_path, text_file):
     read = corpus.read_corpus(text_file, None, None)
     folder = Folder(tmp_path / "out")

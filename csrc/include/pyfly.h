@@ -59,24 +59,8 @@ void pyfly_set_stop(pyfly_stop_callback stop);
 
 /* ---- Rows -------------------------------------------------------------------------------------------------------- */
 
-/* Statistics of one logits row; p = softmax(row). */
-typedef struct pyfly_row_stats {
-    int32_t argmax;     /* lowest index among the largest logits */
-    float max;          /* its logit */
-    double log_sum_exp; /* ln sum exp(row), nats */
-    double entropy;     /* -sum p ln p over the whole row, nats */
-    double top_entropy; /* -sum p ln p over the `top` most probable, not renormalised, nats (FLy reference code) */
-} pyfly_row_stats;
-
 /* Most tokens that are looked for in a row. */
 #define PYFLY_MAX_TOP 32
-
-/* row[n_vocab], 1 <= top <= PYFLY_MAX_TOP. PYFLY_STATUS_NOT_FINITE for a row without a distribution. */
-pyfly_status pyfly_row_statistics(const float * row, size_t n_vocab, int32_t top, pyfly_row_stats * out,
-                                  pyfly_error * error);
-
-/* Lowest index among the largest logits of row[n_vocab], or -1 for a row without a distribution. */
-int32_t pyfly_row_argmax(const float * row, size_t n_vocab);
 
 /* ---- Gates and windows ------------------------------------------------------------------------------------------- */
 

@@ -39,7 +39,7 @@ from pyfly_cpp.machine.files import require_gguf
 from pyfly_cpp.machine.memory import available, in_words
 from pyfly_cpp.machine.rpc import devices_of
 from pyfly_cpp.machine.threads import physical_cores, threads_sleep
-from pyfly_cpp.models.metadata import metadata, open_metadata, quantisation
+from pyfly_cpp.models.metadata import is_whole_model, metadata, open_metadata, quantisation
 from pyfly_cpp.models.named import embedded_model, resolve_model
 
 _LABEL = 20
@@ -237,18 +237,9 @@ def _model(path: Path) -> dict[str, Any]:
             "vocab_type": _VOCABULARIES.get(kind, str(kind)),
             "chat_template": llama_cpp.llama_model_chat_template(model, None) is not None,
             "is_recurrent": bool(llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model)),
-            "n_protected": _n_protected(model) if _is_model(path) else None,
-            "inexact": _inexact(path) if _is_model(path) else None,
+            "n_protected": _n_protected(model) if is_whole_model(path) else None,
+            "inexact": _inexact(path) if is_whole_model(path) else None,
         }
-
-
-def _is_model(path: Path) -> bool:
-    """Whether the file is a whole model, not a head."""
-    try:
-        _native.inspect_model(str(path))
-    except ValueError:
-        return False
-    return True
 
 
 def _inexact(path: Path) -> tuple[str, ...] | None:

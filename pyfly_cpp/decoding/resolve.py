@@ -38,7 +38,7 @@ from pyfly_cpp.machine import log
 from pyfly_cpp.machine.devices import default_gpus
 from pyfly_cpp.machine.files import require_gguf
 from pyfly_cpp.machine.memory import available, bytes_of_model
-from pyfly_cpp.models.metadata import open_metadata
+from pyfly_cpp.models.metadata import is_whole_model, open_metadata
 from pyfly_cpp.models.named import embedded_model, resolve_model
 
 AUTO = "auto"
@@ -349,20 +349,12 @@ def drafter_of_file(model: str | os.PathLike[str], file: str | os.PathLike[str])
     """
     if os.path.isfile(file):  # opening it tells why not
         require_gguf(os.fspath(file), "draft model")
-        if not _is_whole(file):
+        if not is_whole_model(file):
             with open_metadata(Path(model)) as opened, log.silenced(unless_verbose=True):
                 kind = DRAFTERS[_native.companion_word(opened, os.fspath(file))]
             made: OwnDrafter = kind.make(file)
             return made
     return DraftModel(file)
-
-
-def _is_whole(file: str | os.PathLike[str]) -> bool:
-    try:
-        _native.inspect_model(os.fspath(file))
-    except ValueError:
-        return False
-    return True
 
 
 # ---- Lengths ---------------------------------------------------------------------------------------------------------

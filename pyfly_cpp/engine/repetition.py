@@ -1,9 +1,8 @@
-"""Has an output fallen into a loop, or apart? By its tokens and its text; what loose acceptance must not do."""
+"""Has an output fallen into a loop? By its tokens; loose acceptance must not bring that about."""
 
 from __future__ import annotations
 
-import re
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -35,14 +34,14 @@ class Loop:
     """Whether the run reaches the end of the output: it never got out of it."""
 
 
-def find_loop(tokens: Sequence[int], max_period: int = MAX_PERIOD) -> Loop | None:
+def find_loop(tokens: Sequence[int]) -> Loop | None:
     """The longest true loop: tokens[i] == tokens[i - period] along a run that holds the unit at least `MIN_REPEATS`
     times and takes at least `MIN_SPAN` tokens. None if there is none. Of runs of one length, that of the shortest
     period.
     """
     best: Loop | None = None
     n = len(tokens)
-    for period in range(1, min(max_period, n // MIN_REPEATS) + 1):
+    for period in range(1, min(MAX_PERIOD, n // MIN_REPEATS) + 1):
         needed = max(MIN_REPEATS * period, MIN_SPAN)
         matched = 0
         for i in range(period, n + 1):
@@ -78,23 +77,3 @@ class LoopWatch:
         """The loop that the answer ends in now, of any length; None if there is none."""
         found = find_loop(list(self._tokens))
         return found if found is not None and found.at_end else None
-
-
-def breakdown(text: str, tokens: Sequence[int]) -> str:
-    """Why an open-ended output is no usable text; empty if it is one.
-
-    `"loop"`: a true loop; `"empty"`: fewer than 5 words; `"garbage"`: over 5% of the characters are replacement or
-    control characters; `"repetitive"`: of at least 100 words, under half of the 4-word sequences are distinct.
-    """
-    if find_loop(tokens) is not None:
-        return "loop"
-    words = re.findall(r"\w+", text.lower())
-    if len(words) < 5:
-        return "empty"
-    bad = sum(1 for char in text if char == "\ufffd" or (ord(char) < 32 and char not in "\n\t\r"))
-    if bad > 0.05 * len(text):
-        return "garbage"
-    grams = Counter(zip(words, words[1:], words[2:], words[3:]))
-    if len(words) >= 100 and len(grams) < 0.5 * sum(grams.values()):
-        return "repetitive"
-    return ""

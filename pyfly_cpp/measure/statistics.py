@@ -1,4 +1,4 @@
-"""Intervals and tests. Pure functions of numbers; checked against scipy and statsmodels in the tests.
+"""Intervals and tests. Pure functions of numbers; checked against scipy in the tests.
 
 Everything the tables show is a function of sums over items (correct answers, tokens, seconds, ...), so one bootstrap
 serves them all: resample items, or groups of items that are not independent, and apply the function to the new sums.

@@ -70,6 +70,15 @@ def _as_in_names(described: str) -> str:
     return name if name.endswith("Q2_K") and size == "_M" else name + size
 
 
+def is_whole_model(path: str | os.PathLike[str]) -> bool:
+    """Whether the file is a whole model: not a head, and readable."""
+    try:
+        _native.inspect_model(os.fspath(path))
+    except ValueError:
+        return False
+    return True
+
+
 def fingerprint(path: Path) -> str:
     """An identity of a file's content in hexadecimal: a hash of its size, its first and its last 4 MiB."""
     n = path.stat().st_size

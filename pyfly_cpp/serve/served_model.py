@@ -317,7 +317,7 @@ def handler_of(template: str, bos: str, eos: str, adds_prompt: bool = True) -> A
         return llama_chat_format.chat_formatter_to_chat_completion_handler(_BuiltIn(template, eos, adds_prompt))
     try:
         return llama_chat_format.Jinja2ChatFormatter(template, eos, bos, adds_prompt).to_chat_handler()
-    except Exception as error:  # jinja2's, which is no dependency of ours
+    except Exception as error:  # what a template may raise when it is compiled
         raise ValueError(f"the chat template cannot be read: {error}; give one in Jinja, or a name.") from error
 
 

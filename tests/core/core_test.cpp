@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "pyfly.h"
+#include "rows.h"
 
 namespace {
 
@@ -54,23 +55,21 @@ void test_rows() {
             const double lp = static_cast<double>(x) - row[best] - std::log(sum);
             entropy -= std::isfinite(lp) ? std::exp(lp) * lp : 0.0;
         }
-        pyfly_row_stats stats;
-        assert(pyfly_row_statistics(row.data(), n, 3, &stats, &error) == PYFLY_OK);
-        assert(stats.argmax == static_cast<int32_t>(best));
+        const pyfly::RowStats stats = pyfly::row_stats(row.data(), n, 3);
+        assert(stats.max.finite && stats.max.token == static_cast<int32_t>(best));
         assert(std::fabs(stats.log_sum_exp - (row[best] + std::log(sum))) < 1e-5);
         assert(std::fabs(stats.entropy - entropy) < 1e-5);
         for (const float bad : {nan, inf}) {
             std::vector<float> broken = row;
             broken[static_cast<size_t>(random_int(0, static_cast<int32_t>(n) - 1))] = bad;
-            assert(pyfly_row_statistics(broken.data(), n, 3, &stats, &error) == PYFLY_STATUS_NOT_FINITE);
-            assert(pyfly_row_argmax(broken.data(), n) == -1);
+            assert(!pyfly::row_stats(broken.data(), n, 3).max.finite);
+            assert(!pyfly::row_max(broken.data(), n).finite);
         }
         const std::vector<float> forbidden(n, -inf);
-        assert(pyfly_row_argmax(forbidden.data(), n) == -1);
+        assert(!pyfly::row_max(forbidden.data(), n).finite);
         const std::vector<float> flat(n, 2.5f);
-        assert(pyfly_row_argmax(flat.data(), n) == 0); // ties: the lowest
+        assert(pyfly::row_max(flat.data(), n).token == 0); // ties: the lowest
     }
-    assert(pyfly_row_argmax(nullptr, 0) == -1);
 }
 
 // What the n tokens before position `at` of `of` and the last tokens of h have in common; 0 where nothing follows.
@@ -287,7 +286,7 @@ int64_t test_batches(uint32_t begin, uint32_t end) {
                     if (is_exact) {
                         float row[n_vocab];
                         scripted_row(&seed, text.data(), text.size(), row);
-                        assert(records[i].token == pyfly_row_argmax(row, n_vocab));
+                        assert(records[i].token == pyfly::row_max(row, n_vocab).token);
                     }
                     text.push_back(records[i].token);
                 }

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from pyfly_cpp.engine.repetition import LoopWatch, breakdown, find_loop
+from pyfly_cpp.engine.repetition import LoopWatch, find_loop
 
 
 def oracle(tokens):
@@ -65,14 +65,3 @@ def test_a_loop_is_stopped_while_it_is_written(period):
     assert not any(map(LoopWatch().add, [*head[:289], *[5] * 127]))  # the last look is at the last one
     watch.add(999)
     assert watch.loop is None
-
-
-def test_breakdowns():
-    words = [f"word{i}" for i in range(200)]
-    tokens = list(range(300))
-    assert breakdown(" ".join(words), tokens) == ""
-    assert breakdown("one two", tokens) == "empty"
-    assert breakdown("a few words and then \ufffd\ufffd\ufffd\ufffd", tokens) == "garbage"
-    phrase = "the cat sat on a mat and saw that "
-    assert breakdown(phrase * 20, tokens) == "repetitive"  # no true loop of tokens
-    assert breakdown("anything at all goes here now", [7] * 40) == "loop"

@@ -1,4 +1,4 @@
-"""Against scipy and statsmodels, and by simulation where a property is claimed."""
+"""Against scipy, and by simulation where a property is claimed."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from pyfly_cpp.measure.tasks.humaneval import HumanEval
 from pyfly_cpp.measure.tasks.mbpp import Mbpp
 from pyfly_cpp.measure.tasks.registry import TASKS, get_task
 from pyfly_cpp.measure.tasks.task import Item
+from pyfly_cpp.measure.tasks.writing import breakdown
 
 GOOD = {
     "gsm8k": {"id": "1", "question": "2+2?", "answer": "It is 4.\n#### 4", "answer_number": "4"},
@@ -206,6 +207,17 @@ def test_writing_counts_loops_and_breakdowns():
     looped = task.score(item, "again and again " * 20, [1, 2, 3] * 20)
     assert not looped.correct and looped.detail == {"loop": True, "period": 3}
     assert task.score(item, "", []).extracted == "empty"
+
+
+def test_breakdowns():
+    words = [f"word{i}" for i in range(200)]
+    tokens = list(range(300))
+    assert breakdown(" ".join(words), tokens) == ""
+    assert breakdown("one two", tokens) == "empty"
+    assert breakdown("a few words and then \ufffd\ufffd\ufffd\ufffd", tokens) == "garbage"
+    phrase = "the cat sat on a mat and saw that "
+    assert breakdown(phrase * 20, tokens) == "repetitive"  # no true loop of tokens
+    assert breakdown("anything at all goes here now", [7] * 40) == "loop"
 
 
 def part(task, items, n):
