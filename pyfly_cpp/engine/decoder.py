@@ -17,6 +17,7 @@ from pyfly_cpp.decoding.resolve import draft_max_of
 from pyfly_cpp.engine.access import CLOSED
 from pyfly_cpp.engine.adapters import applied
 from pyfly_cpp.engine.stats import Governor, Stats, Threads
+from pyfly_cpp.machine.processes import note_computing
 
 
 class Decoder:
@@ -92,6 +93,7 @@ class Decoder:
         if self._target is None or self._batch is None:
             if self._context is None:
                 raise ValueError(CLOSED)
+            note_computing()
             target = _native.LlamaTarget(self._context, *self._adapts, *self._limits, self._tap)
             target.protect(self._protected)
             target.protect_texts(self.markers)

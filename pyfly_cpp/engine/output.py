@@ -249,8 +249,8 @@ def completion_logprobs(tokens: Iterable[Token], offset: int, text_of: Callable[
     Args:
         tokens: What they are of.
         offset: Characters before the first token.
-        text_of: The text of a token alone, for those that were probable; of several with one text the most probable
-            counts.
+        text_of: The text of a token alone, for those with log-probabilities; of several with one text the most
+            probable counts.
     """
     out: dict[str, list[Any]] = {"tokens": [], "text_offset": [], "token_logprobs": [], "top_logprobs": []}
     for token in tokens:
@@ -263,7 +263,8 @@ def completion_logprobs(tokens: Iterable[Token], offset: int, text_of: Callable[
             own, named = token.logprobs[0], {}
             for other, logprob in token.logprobs[1]:
                 named.setdefault(text_of(other), logprob)
-            named[token.text] = own
+            whole = text_of(token.id)  # a stop string may have cut it
+            named[whole if whole.startswith(token.text) else token.text] = own
         out["token_logprobs"].append(own)
         out["top_logprobs"].append(named)
     return out

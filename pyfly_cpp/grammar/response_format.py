@@ -29,8 +29,7 @@ def schema_of(response_format: object) -> Any:
     if kind == "text":
         return None
     if isinstance(response_format, Mapping) and kind == "json_object":
-        given = response_format.get("schema")
-        return {"type": "object", **given} if isinstance(given, Mapping) and not given.keys() & _TYPED else given
+        return of_objects(response_format.get("schema"))
     if not isinstance(response_format, Mapping) or kind != "json_schema":
         raise ValueError(f"response_format must be {_FORMS}, not {response_format!r}.")
     inner = response_format.get("json_schema") or response_format
@@ -38,6 +37,11 @@ def schema_of(response_format: object) -> Any:
     if schema is None:
         raise ValueError(f"response_format has the type json_schema and no schema; write {_FORMS}.")
     return schema
+
+
+def of_objects(schema: Any) -> Any:
+    """A schema that names no type as one of objects: a tool's arguments, and what `json_object` promises."""
+    return {"type": "object", **schema} if isinstance(schema, Mapping) and not schema.keys() & _TYPED else schema
 
 
 def schema_grammar(schema: str, name: str) -> SchemaGrammar:

@@ -112,8 +112,9 @@ class Completion:
         if piece.prompt is not None:
             self._echoed = self._echo_of(piece.prompt)
             tokens += self._echoed
-        probable = {other for token in tokens if token.logprobs is not None for other, _ in token.logprobs[1]}
-        self._texts.update({other: self._text([other]) for other in probable - self._texts.keys()})
+        told = [(token.id, token.logprobs[1]) for token in tokens if token.logprobs is not None]
+        named = {other for own, probable in told for other in (own, *(other for other, _ in probable))}
+        self._texts.update({token: self._text([token]) for token in named - self._texts.keys()})
 
     def next_seed(self, last: int) -> int:
         """The seed of this completion, behind one with the seed `last`."""
@@ -226,7 +227,7 @@ def _tokens_of(llm: Any, prompt: str | list[int], suffix: str | None) -> list[in
     if isinstance(prompt, (bytes, bytearray)):
         raise ValueError(f"a prompt is a string or a list of token ids, not {prompt!r}; decode() it.")
     if isinstance(prompt, list) and suffix is None:
-        return list(prompt)
+        return _warned_of_two(llm.token_bos(), list(prompt))
     model, bos = llm._model, llm.token_bos()
     cls, sep = model.token_cls(), model.token_sep()
     first = bos if cls == -1 else cls
@@ -238,12 +239,15 @@ def _tokens_of(llm: Any, prompt: str | list[int], suffix: str | None) -> list[in
         behind = _tokenized(llm, _MARK + suffix if has_mark else suffix)[2 * has_mark :]
         first_part, second = (behind, tokens) if llm.spm_infill else (tokens, behind)
         tokens = [_INFILL, *first_part, _INFILL, *second, _INFILL]
-    tokens = [*begin, *tokens, *end]
+    return _warned_of_two(bos, [*begin, *tokens, *end])
+
+
+def _warned_of_two(bos: int, tokens: list[int]) -> list[int]:
     if tokens[:2] == [bos, bos]:
         warnings.warn(
             "the prompt begins with two BOS tokens, its own and the one that the model adds; leave its own out.",
             RuntimeWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
     return tokens
 

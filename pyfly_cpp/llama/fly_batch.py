@@ -29,6 +29,7 @@ from pyfly_cpp.llama.batch_llama import BatchLlama
 from pyfly_cpp.llama.completions import Chat, Completion
 from pyfly_cpp.llama.fly_llama import FlyLlama
 from pyfly_cpp.llama.prompting import chat_handler
+from pyfly_cpp.llama.strict_grammars import asking_a_format
 from pyfly_cpp.ranges import require_integer, require_number
 
 T = TypeVar("T")
@@ -218,9 +219,10 @@ class FlyBatch:
 
         def work() -> None:
             try:
-                response = chat_handler(self.llama)(llama=llama, **arguments)
-                for chunk in response if stream else (response,):
-                    feed.put([chunk])
+                with asking_a_format():
+                    response = chat_handler(self.llama)(llama=llama, **arguments)
+                    for chunk in response if stream else (response,):
+                        feed.put([chunk])
                 feed.put([], is_last=True)
             except BaseException as failure:
                 feed.fail(failure)

@@ -12,6 +12,7 @@ drafts in `drafting_llama.py`, the text of a completion in `completions.py`, the
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import hashlib
 import inspect
@@ -38,10 +39,13 @@ from pyfly_cpp.llama.arguments import ChatArguments, CompletionArguments, descri
 from pyfly_cpp.llama.completions import Chat, Completion
 from pyfly_cpp.llama.drafting_llama import DraftingLlama
 from pyfly_cpp.llama.generation import Generation
+from pyfly_cpp.llama.prompting import chat_handler, only_formats
+from pyfly_cpp.llama.strict_grammars import asking_a_format
 from pyfly_cpp.machine.files import files_of_model, fingerprint
 
 _GENERATE = inspect.signature(llama_cpp.Llama.generate)
 _COMPLETE = inspect.signature(llama_cpp.Llama.create_completion)
+_EMBED = inspect.signature(llama_cpp.Llama.embed)
 _SAMPLE = inspect.signature(llama_cpp.Llama.sample)
 
 
@@ -151,12 +155,20 @@ class FlyLlama(DraftingLlama):
             return super().sample(*args, **kwargs)
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:
-        """Embeddings, as in the base class. Ends a running generation. Raises RuntimeError if the model was loaded
-        without embedding=True."""
+        """Embeddings, as in the base class. Ends a running generation.
+
+        Raises:
+            RuntimeError: the model was loaded without embedding=True.
+            ValueError: a text has no tokens, which would end the process.
+        """
         with self._access.exclusive():
             if not self.context_params.embeddings:
                 raise RuntimeError("this FlyLlama makes no embeddings; load the model with embedding=True.")
             self._require_weights()
+            given = _EMBED.bind(self, *args, **kwargs).arguments["input"]
+            for text in [given] if isinstance(given, str) else given:
+                if not self.tokenize(text.encode("utf-8")):
+                    raise ValueError(f"embed() needs texts that have tokens, not {text!r}; leave it out.")
             self._supersede()
             self.n_tokens = 0  # the base class clears the memory
             return super().embed(*args, **kwargs)
@@ -256,7 +268,13 @@ class FlyLlama(DraftingLlama):
 
     @described_by(llama_cpp.Llama.create_chat_completion)
     def create_chat_completion(self, messages: Sequence[Any], *more: Any, **arguments: Unpack[ChatArguments]) -> Any:
-        return super().create_chat_completion(**self.chat_arguments(messages, *more, **arguments))
+        asked = self.chat_arguments(messages, *more, **arguments)
+        with asking_a_format():
+            response = super().create_chat_completion(**asked)
+            if not isinstance(response, Generator) or only_formats(chat_handler(self)):
+                return response
+            context = contextvars.copy_context()
+        return _within(context, response)  # functionary converts schemas while it streams
 
     @described_by(llama_cpp.Llama.create_completion)
     def create_completion(self, prompt: str | list[int], *more: Any, **arguments: Unpack[CompletionArguments]) -> Any:
@@ -318,3 +336,10 @@ class FlyLlama(DraftingLlama):
                 lengths = [self.longest_token_prefix(ids.tolist(), prompt) for ids in evaluated]
                 if lengths[0] > lengths[1]:
                     self.load_state(state)
+
+
+def _within(context: contextvars.Context, stream: Generator[Any, None, None]) -> Generator[Any, None, None]:
+    """The same stream, read in that context."""
+    with contextlib.closing(stream):
+        while (chunk := context.run(next, stream, None)) is not None:
+            yield chunk

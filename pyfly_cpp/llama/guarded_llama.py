@@ -32,12 +32,12 @@ from pyfly_cpp.llama.load_limits import (
     why_not_loaded,
     within_positions,
 )
-from pyfly_cpp.llama.prompting import as_texts, chat_handler, markers_of, only_formats
+from pyfly_cpp.llama.prompting import as_texts, chat_handler, is_own, markers_of, takes_texts
 from pyfly_cpp.llama.strict_grammars import with_grammar
 from pyfly_cpp.machine import exactness, extra_buffers, kernels, memory
 from pyfly_cpp.machine.cache_types import needs_flash_attention
 from pyfly_cpp.machine.placement import Placement
-from pyfly_cpp.machine.processes import Process
+from pyfly_cpp.machine.processes import Process, require_own_threads
 from pyfly_cpp.machine.threads import AUTO, THREAD_COUNTS, fill_thread_counts
 from pyfly_cpp.models.special_tokens import LEAST, SpecialTokens
 from pyfly_cpp.models.tokenizing import tokenized
@@ -132,6 +132,8 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             given = self._n_ctx_of_text or int(kwargs.get("n_ctx", BASE_DEFAULTS["n_ctx"]))
             self._n_ctx_of_text = within_positions(given, n_positions, model_path)
         self._adapts = fill_thread_counts(kwargs)
+        if max(kwargs["n_threads"], kwargs["n_threads_batch"]) > 1:
+            require_own_threads()
         if kwargs.get("lora_path") is not None:
             kwargs["lora_path"] = os.fspath(kwargs["lora_path"])
         self._kernel_choice = kernel_choice
@@ -336,7 +338,10 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             BusyError: another thread uses this object.
         """
         with self._access.exclusive():
-            return exactness.reasons(self._ctx.ctx)
+            said = exactness.reasons(self._ctx.ctx)
+            if self.context_params.attention_type == llama_cpp.LLAMA_ATTENTION_TYPE_NON_CAUSAL:
+                said = (*said, "tokens attend to later ones (attention_type), drafts among them")
+            return said
 
     @property
     def protected(self) -> frozenset[int]:
@@ -373,18 +378,21 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
     # ---- Chats, tokens and texts -------------------------------------------------------------------------------------
 
     def chat_arguments(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """All arguments of `create_chat_completion`, with defaults, and schemas as grammars. Raises as it does."""
+        """All arguments of `create_chat_completion`, with defaults, and schemas as grammars; a chat handler of the
+        user's own gets what it was given. Raises as `create_chat_completion` does."""
         require_names("create_chat_completion", _CHAT, kwargs)
         given = _CHAT.bind(self, *args, **kwargs)
-        messages = given.arguments["messages"]
+        messages, handler = given.arguments["messages"], chat_handler(self)
+        given.apply_defaults()
+        if is_own(handler):
+            return {k: v for k, v in given.arguments.items() if k != "self"}
         if isinstance(messages, (str, bytes, Mapping)):
             raise ValueError(
                 'messages must be a list of messages, such as [{"role": "user", "content": "Hi"}], not '
                 f"{type(messages).__name__}; for a bare prompt call create_completion."
             )
-        if only_formats(chat_handler(self)):
+        if takes_texts(handler):
             given.arguments["messages"] = as_texts(messages)
-        given.apply_defaults()
         return with_grammar({k: v for k, v in given.arguments.items() if k != "self"})
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:

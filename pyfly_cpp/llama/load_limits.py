@@ -22,11 +22,15 @@ BASE_DEFAULTS = {
     and name not in ("self", "model_path")
 }
 """The arguments of llama_cpp.Llama, with their defaults."""
+_FORMER = frozenset(("f16_kv", "low_vram", "mul_mat_q", "n_gqa", "n_parts", "rms_norm_eps"))
+"""Arguments of earlier releases of llama-cpp-python, which callers still give (LangChain's LlamaCpp) and it ignores."""
 
 
 def require_base_arguments(arguments: dict[str, Any], own: Iterable[str], who: str) -> None:
-    """Raises ValueError unless these are arguments of llama_cpp.Llama, and sizes and cache types are possible. `own`:
-    names of the arguments that `who` has besides, for the hint."""
+    """Removes arguments that llama_cpp.Llama had once. Raises ValueError unless the others are its arguments, and sizes
+    and cache types are possible. `own`: names of the arguments that `who` has besides, for the hint."""
+    for name in _FORMER & arguments.keys():
+        del arguments[name]
     unknown = [name for name in arguments if name not in BASE_DEFAULTS]
     if unknown:
         names = [*BASE_DEFAULTS, *(name for name in own if name not in ("self", "kwargs"))]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from llama_cpp import llama_chat_format
 
 from pyfly_cpp.engine.markers import CLOSE, END_FUNCTION, END_PARAMETER, FUNCTION, OPEN, PARAMETER, find_markers
+from pyfly_cpp.llama.strict_grammars import asking_a_format
 
+_PROBE = "pyfly_part"
 _CONVERSATION = [{"role": role, "content": "."} for role in ("system", "user", "assistant", "user")]
 
 
@@ -47,9 +51,37 @@ def only_formats(handler: Any) -> bool:
     return getattr(handler, "__code__", None) is _OF_A_FORMATTER
 
 
+def is_own(handler: Any) -> bool:
+    """Whether a chat handler is none of llama-cpp-python's, so that nobody knows what it takes."""
+    code = handler if hasattr(handler, "__code__") else type(handler).__call__
+    return not str(getattr(code, "__module__", "")).startswith("llama_cpp.")
+
+
+def takes_texts(handler: Any) -> bool:
+    """Whether a chat handler needs contents that are texts: llama-cpp-python's formats, and those templates in Jinja
+    that do not write the parts of a content."""
+    if not only_formats(handler):
+        return False
+    formatter = handler.__closure__[handler.__code__.co_freevars.index("chat_formatter")].cell_contents
+    if isinstance(formatter, llama_chat_format.Jinja2ChatFormatter):
+        return not _writes_parts(formatter.template)
+    return str(getattr(formatter, "__module__", "")).startswith("llama_cpp.")
+
+
+@functools.lru_cache(64)
+def _writes_parts(template: str) -> bool:
+    """Whether a template in Jinja writes the text of a part, and not the part."""
+    messages = [{"role": "user", "content": [{"type": "text", "text": _PROBE}]}]
+    try:
+        prompt = llama_chat_format.Jinja2ChatFormatter(template, "", "")(messages=messages).prompt
+    except Exception:  # whatever a template raises
+        return False
+    return re.search(rf"(?<!['\"]){_PROBE}(?!['\"])", prompt) is not None
+
+
 def as_texts(messages: Sequence[Any]) -> list[Any]:
-    """Messages whose contents are texts, as a handler that only formats takes them: parts are joined. Raises
-    ValueError: a part is no text."""
+    """Messages whose contents are texts, for a handler of `takes_texts`: parts are joined. Raises ValueError: a part is
+    no text."""
     return [_as_text(i, message) for i, message in enumerate(messages)]
 
 
@@ -84,7 +116,7 @@ def hear_chat(llm: Any, messages: Sequence[Any], **options: Any) -> dict[str, An
 
 
 def _listen(listener: _Listener, handler: Any, messages: Sequence[Any], options: dict[str, Any]) -> dict[str, Any]:
-    with contextlib.suppress(_Heard):
+    with contextlib.suppress(_Heard), asking_a_format():
         handler(llama=listener, messages=list(messages), **options)
     return listener.heard
 

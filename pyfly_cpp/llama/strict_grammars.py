@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from llama_cpp import llama_grammar
-from llama_cpp.llama_grammar import PRIMITIVE_RULES, LlamaGrammar, json_schema_to_gbnf
+from llama_cpp.llama_grammar import JSON_GBNF, PRIMITIVE_RULES, LlamaGrammar, json_schema_to_gbnf
 
-from pyfly_cpp.grammar.response_format import as_text, convertible, named_tool, schema_grammar, schema_of
+from pyfly_cpp.grammar.response_format import as_text, convertible, named_tool, of_objects, schema_grammar, schema_of
 from pyfly_cpp.grammar.schemas import SchemaGrammar, grammar_of, schema_from
 
 _MOST_KEPT = 256
@@ -19,14 +20,37 @@ _strict_of: dict[str, SchemaGrammar] = {}
 """Schemas as chat formats write them, and our grammars of them; the newest last."""
 
 
+_asks_a_format: contextvars.ContextVar[bool] = contextvars.ContextVar("asks_a_format", default=False)
+
+
+@contextlib.contextmanager
+def asking_a_format() -> Iterator[None]:
+    """A block in which a chat format of llama-cpp-python works: the schemas that it converts there become the grammars
+    that `with_grammar` has made of them. A user's own conversions are left alone."""
+    token = _asks_a_format.set(True)
+    try:
+        yield
+    finally:
+        _asks_a_format.reset(token)
+
+
 class _Converted(str):
-    """A grammar that llama-cpp-python has made of a schema. Others may become the same one, as it leaves out bounds."""
+    """A grammar that llama-cpp-python has made of a schema, for a chat format. Others may become the same one, as it
+    leaves out bounds."""
 
     schema = ""
 
 
 def _convert(schema: str, *more: Any, **named: Any) -> str:
-    grammar = _Converted(json_schema_to_gbnf(schema, *more, **named))
+    if not _asks_a_format.get():
+        text: str = json_schema_to_gbnf(schema, *more, **named)
+        return text
+    try:
+        grammar = _Converted(json_schema_to_gbnf(schema, *more, **named))
+    except Exception:
+        if schema not in _strict_of:
+            raise
+        grammar = _Converted(JSON_GBNF)  # ours takes its place
     grammar.schema = schema
     return grammar
 
@@ -45,6 +69,9 @@ def with_grammar(arguments: Mapping[str, Any]) -> dict[str, Any]:
     made known to `with_strict_strings`. Raises ValueError as `schema_grammar` does, for a tool only if the
     call must be of it."""
     out = dict(arguments)
+    for name in ("tools", "functions"):  # they are read twice
+        if isinstance(out.get(name), Iterator):
+            out[name] = list(out[name])
     schema = schema_of(out.get("response_format"))
     if schema is not None:
         if out.get("grammar") is not None:
@@ -57,7 +84,7 @@ def with_grammar(arguments: Mapping[str, Any]) -> dict[str, Any]:
         with contextlib.suppress(*([] if name == named else [ValueError])):
             text = as_text(parameters, what)
             with convertible(what):
-                expect_schema(text)
+                _expect_schema(text)
     return out
 
 
@@ -69,12 +96,9 @@ def _parameters_of_tools(arguments: Mapping[str, Any]) -> Iterator[tuple[Any, An
             yield function.get("name"), function["parameters"]
 
 
-def expect_schema(text: str) -> None:
+def _expect_schema(text: str) -> None:
     """Tells `with_strict_strings` of a schema, as JSON, that a chat format of llama-cpp-python will convert itself.
-
-    Raises:
-        Exception: of many kinds, if either cannot convert it: chat formats then let any JSON pass.
-    """
+    Raises exceptions of many kinds if it cannot be followed: chat formats then let any JSON pass."""
     strict = _strict_grammar(text)
     _strict_of.pop(text, None)
     _strict_of[text] = strict
@@ -84,9 +108,7 @@ def expect_schema(text: str) -> None:
 
 @functools.lru_cache(_MOST_KEPT)
 def _strict_grammar(text: str) -> SchemaGrammar:
-    """Our grammar of a schema that llama-cpp-python can convert, too."""
-    json_schema_to_gbnf(text)
-    return grammar_of(schema_from(text))
+    return grammar_of(of_objects(schema_from(text)))
 
 
 def with_strict_strings(grammar: LlamaGrammar | SchemaGrammar) -> LlamaGrammar | SchemaGrammar:

@@ -20,13 +20,21 @@ import llama_cpp
 import numpy as np
 import pytest
 from heads import PROMPT, SHORT
-from llama_cpp import LlamaDiskCache, LlamaGrammar, LlamaRAMCache, LogitsProcessorList, StoppingCriteriaList
+from llama_cpp import (
+    LlamaDiskCache,
+    LlamaGrammar,
+    LlamaRAMCache,
+    LogitsProcessorList,
+    StoppingCriteriaList,
+    llama_chat_format,
+)
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 from llama_cpp.llama_tokenizer import LlamaTokenizer
 
 from pyfly_cpp import DraftModel, Entropy, Exact, FlyLlama, Margin, PromptLookup, Window
 from pyfly_cpp.engine.recorded import Recorded
 from pyfly_cpp.engine.stats import Record, Stats
+from pyfly_cpp.llama.prompting import render_chat
 
 F32 = llama_cpp.GGML_TYPE_F32
 OPTIONS = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "type_k": F32, "type_v": F32, "verbose": False}
@@ -888,6 +896,81 @@ def test_a_setting_changed_during_a_generation_counts_from_the_next(target):
         fly.gate, fly.window, fly.draft_max = Entropy(0.0), Window(0), 3
         chunks.append(text(chunk))
     assert "".join(chunks) == expected
+
+
+PARTS = (
+    "{% for c in messages[0]['content'] %}{% if c['type'] == 'text' %}<{{ c['text'] | trim }}>{% endif %}{% endfor %}"
+)
+WHOLE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+MESSAGE = [{"role": "user", "content": [{"type": "text", "text": "Tom "}, {"type": "text", "text": " has 3"}]}]
+
+
+@pytest.mark.parametrize(("template", "prompt"), [(PARTS, "<Tom><has 3>"), (WHOLE, "Tom  has 3")])
+def test_parts_of_a_message_reach_a_template_that_reads_them(target, template, prompt):
+    with FlyLlama(target, **OPTIONS) as llm:
+        chat = llama_chat_format.Jinja2ChatFormatter(template, "", "").to_chat_handler()
+        llm.chat_handler = chat
+        assert render_chat(llm, llm.chat_arguments(MESSAGE)["messages"]).text == prompt
+
+
+def test_a_formatter_of_ones_own_gets_the_messages_as_they_are(target):
+    seen = []
+
+    @llama_chat_format.register_chat_format("of-this-test")
+    def own(messages, **_):
+        seen.append(messages)
+        return llama_chat_format.ChatFormatterResponse(prompt="Tom")
+
+    with FlyLlama(target, chat_format="of-this-test", **OPTIONS) as llm:
+        llm.create_chat_completion(MESSAGE, max_tokens=1)
+    assert seen[-1] == MESSAGE  # loading looks at a conversation of its own
+
+
+def test_a_handler_of_ones_own_gets_what_was_given(target):
+    schema = {"type": "json_object", "schema": {"type": "object"}}
+    grammar = LlamaGrammar.from_string('root ::= "x"', verbose=False)
+
+    def handler(**given):
+        return given
+
+    with FlyLlama(target, chat_handler=handler, **OPTIONS) as llm:
+        for form in (schema, {"type": "regex", "regex": "a+"}):
+            given = llm.create_chat_completion("hi", response_format=form, grammar=grammar)
+            assert (given["messages"], given["response_format"], given["grammar"]) == ("hi", form, grammar)
+
+
+def test_a_text_without_tokens_has_no_embedding(target):
+    with FlyLlama(target, embedding=True, **OPTIONS) as llm:
+        llm.tokenize = lambda *_: []  # as of a model that adds no BOS
+        for texts in ("", ["Tom", ""]):
+            with pytest.raises(ValueError, match="tokens"):
+                llm.embed(texts)
+
+
+def test_a_token_that_a_stop_string_cuts_has_its_own_probability(target):
+    with FlyLlama(target, **OPTIONS) as llm:
+        options = {"max_tokens": 8, "temperature": 0, "logprobs": 3}
+        whole = llm.create_completion("Tom has 3 apples", **options)["choices"][0]["logprobs"]
+        i, text = next((i, text) for i, text in enumerate(whole["tokens"]) if i > 0 and len(text) > 2)
+        cut = llm.create_completion("Tom has 3 apples", stop=[text[1:]], **options)["choices"][0]["logprobs"]
+        n = len(cut["tokens"]) - 1
+        assert n <= i and cut["top_logprobs"][n] == whole["top_logprobs"][n]
+
+
+def test_arguments_that_llama_cpp_python_had_once_are_ignored(target):
+    FlyLlama(target, f16_kv=True, n_parts=-1, **OPTIONS).close()
+
+
+def test_attention_to_later_tokens_is_not_exact(target):
+    with FlyLlama(target, attention_type=llama_cpp.LLAMA_ATTENTION_TYPE_NON_CAUSAL, **OPTIONS) as llm:
+        assert any("later" in reason for reason in llm.inexact)
+
+
+def test_two_beginnings_of_a_prompt_of_tokens_are_warned_of(target):
+    with FlyLlama(target, **OPTIONS) as llm:
+        bos = llm.token_bos()
+        with pytest.warns(RuntimeWarning, match="two BOS"):
+            llm.create_completion([bos, bos, *llm.tokenize(b"Tom", add_bos=False)], max_tokens=1)
 
 
 def test_a_text_in_place_of_messages_is_told(tiny_target):

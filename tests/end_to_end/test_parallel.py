@@ -861,6 +861,13 @@ def test_a_fork_of_the_process(tiny_target):
             refuses(lambda: llm("Tom"), lambda: next(generator), lambda: llm.eval([3]), llm.save_state)
             generator.close()
             llm.close()
+            try:
+                FlyLlama({tiny_target!r}, n_threads=2, **options)
+            except ValueError as error:
+                assert "spawn" in str(error) and "n_threads=1" in str(error), error
+            else:
+                raise AssertionError("it would have waited for ever")
+            FlyLlama({tiny_target!r}, n_threads=1, n_threads_batch=1, **options)("Tom", max_tokens=2)
 
         def use_one_thread():
             assert alone("Tom", max_tokens=5, temperature=0)["choices"] == expected

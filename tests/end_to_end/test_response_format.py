@@ -184,6 +184,43 @@ def test_a_tool_that_cannot_be_followed_is_refused_where_it_is_named(llm):
     assert llm.create_chat_completion(MESSAGES, tools=[tool], max_tokens=2)["choices"]
 
 
+RECURSIVE = {
+    "type": "object", "required": ["v"], "additionalProperties": False,
+    "properties": {"v": {"type": "integer"}, "next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
+}  # fmt: skip
+PATTERN = {**RECURSIVE, "properties": {"v": {"type": "string", "pattern": "[a-z]+"}}}
+
+
+def called(llm, parameters, **options):
+    """The arguments of a call of the one tool, which is given as an iterator."""
+    tools = iter([{"type": "function", "function": {"name": "say", "parameters": parameters}}])
+    choice = {"type": "function", "function": {"name": "say"}}
+    answer = llm.create_chat_completion(MESSAGES, tools=tools, tool_choice=choice, max_tokens=80, **options)
+    return answer["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"]
+
+
+@pytest.mark.parametrize("schema", [RECURSIVE, PATTERN], ids=["recursive", "pattern"])
+def test_what_llama_cpp_python_cannot_convert_is_followed(llm, schema):
+    assert called(llm, schema).replace(" ", "").startswith('{"v":')
+
+
+def test_arguments_of_a_tool_without_a_schema_are_an_object(llm):
+    digit = llm.tokenize(b"7", add_bos=False)[-1]
+    assert called(llm, {}, logit_bias={digit: 30.0}).startswith("{")
+
+
+def test_a_grammar_of_ones_own_is_the_same_after_a_call(llm):
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 13, "maximum": 17}}}
+    own = LlamaGrammar.from_json_schema(json.dumps(schema), verbose=False)
+
+    def answer():
+        return llm.create_completion("Tom has", grammar=own, max_tokens=24, temperature=0)["choices"][0]["text"]
+
+    before = answer()
+    called(llm, schema)
+    assert answer() == before
+
+
 def test_other_formats_stay(llm):
     plain = llm.create_chat_completion(MESSAGES, max_tokens=12, temperature=0)
     text = llm.create_chat_completion(MESSAGES, response_format={"type": "text"}, max_tokens=12, temperature=0)
