@@ -357,7 +357,7 @@ def main() -> None:
     args = parser.parse_args()
     try:
         args.model, args.draft = (path and resolve_model(path) for path in (args.model, args.draft))
-        items = read_items(args.part, args.data, {args.part: args.limit})
+        items = read_items(args.part, args.data, {args.part: (0, args.limit)})
         machine = print_machine()
         wanted = conditions(args)
         done = {line["item"] for line in open_lines(args.out, wanted).rows[1:]}

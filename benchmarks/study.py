@@ -206,11 +206,12 @@ def digest(text: str) -> bytes:
     return hashlib.sha256(text.encode("utf-8")).digest()
 
 
-def read_items(part: str, folder: Path, limits: Mapping[str, int]) -> list[Item]:
-    """The items of a part in the order in which they are answered; of a smaller limit, the first ones."""
+def read_items(part: str, folder: Path, limits: Mapping[str, tuple[int, int]]) -> list[Item]:
+    """The items of a part in the order in which they are answered; with a limit (begin, end), those from there on."""
     task, file, n = PARTS[part]
     path = HERE / file if (HERE / file).exists() else folder / file
-    return sorted(task.read(path), key=lambda item: digest(item.id))[: limits.get(part, n)]
+    begin, end = limits.get(part, (0, n))
+    return sorted(task.read(path), key=lambda item: digest(item.id))[begin:end]
 
 
 def chunks(items: Mapping[str, Sequence[Item]], size: int) -> Iterator[tuple[str, int, Sequence[Item]]]:
@@ -307,18 +308,20 @@ def record(args: argparse.Namespace) -> None:
             conditions=(*conditions.items(), ("part", part), ("names", names),
                         ("data_sha256", digest(repr(some)).hex())),
         )  # fmt: skip
-        folder = args.out / f"{part}-{begin:04}-{begin + len(some):04}"
+        first = limits.get(part, (0, 0))[0] + begin
+        folder = args.out / f"{part}-{first:04}-{first + len(some):04}"
         made = evaluation.run(plan, generator, folder, machine=describe_machine())
         print(f"{folder.name}: {len(made)} answers", file=sys.stderr, flush=True)
         lines += named(made, part, names) if part in POOLS["code and maths"] else []
 
 
-def read_limit(text: str) -> tuple[str, int]:
-    """A part and its number of items; raises ValueError."""
-    part, _, n = text.partition("=")
-    if part not in PARTS or not n.isdigit() or int(n) < 1:
-        raise ValueError(f"cannot read --limit {text}; write PART=N, with a part of {', '.join(PARTS)}.")
-    return part, int(n)
+def read_limit(text: str) -> tuple[str, tuple[int, int]]:
+    """A part, and the begin and end of its items; raises ValueError."""
+    part, _, numbers = text.partition("=")
+    begin, _, end = numbers.rpartition(":")
+    if part not in PARTS or not end.isdigit() or not (begin or "0").isdigit() or int(end) <= int(begin or 0):
+        raise ValueError(f"cannot read --limit {text}; write PART=N or PART=M:N, with a part of {', '.join(PARTS)}.")
+    return part, (int(begin or 0), int(end))
 
 
 def sizes(text: str) -> list[int]:
@@ -548,7 +551,7 @@ def main() -> None:
         "--rules", nargs="+", default=RULES, help=f"also: {', '.join(RULE_LISTS)} (default: {' '.join(RULES)})"
     )
     one.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), help="only these parts")
-    one.add_argument("--limit", nargs="+", default=[], metavar="PART=N", help="other numbers of items")
+    one.add_argument("--limit", nargs="+", default=[], metavar="PART=N", help="other numbers of items, M:N: from M on")
     one.add_argument("--k", type=int, default=8, help="tokens drafted in a step (default 8)")
     one.add_argument("--governed", action="store_true", help="the governor says how many, as shipped")
     one.add_argument("--parallel", type=int, default=1, help="texts at once (default 1)")

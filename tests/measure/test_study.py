@@ -62,7 +62,8 @@ def test_what_holds(check, good, bad):
 
 
 def test_a_smaller_limit_takes_the_first_items_and_parts_take_turns():
-    few, many = (study.read_items("instructions", Path(), {"instructions": n}) for n in (4, 9))
+    few, many = (study.read_items("instructions", Path(), {"instructions": (0, n)}) for n in (4, 9))
+    assert study.read_items("instructions", Path(), {"instructions": (4, 9)}) == many[4:]
     assert many[:4] == few and len(study.read_items("instructions", Path(), {})) == 100
     found = [(part, begin, len(some)) for part, begin, some in study.chunks({"a": few, "b": many}, 4)]
     assert found == [("a", 0, 4), ("b", 0, 4), ("b", 4, 4), ("b", 8, 1)]
