@@ -72,6 +72,11 @@ class FlyLlama(DraftingLlama):
 
     Whatever changes the sequence from outside a generation (eval, embed, load_state, a new drafter) ends the one that
     runs; two threads at the same time are refused.
+
+    What a caller may notice besides: `draft_model=` does not switch `logits_all` on, so `scores` stays empty. While a
+    logits processor runs, `n_tokens` is what it was before the step, and the object cannot be used; the tokens are the
+    processor's argument. Completions call no `generate`, `sample` or `detokenize` that a subclass overrides. An
+    argument or attribute that nothing reads is a ValueError, but for arguments that `llama_cpp.Llama` had once.
     """
 
     _closes_at_exit = True
