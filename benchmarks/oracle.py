@@ -350,7 +350,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=8, help="m is measured at every so-many-th kept token (default 8)")
     parser.add_argument("--horizon", type=int, default=64, help="tokens both ways continue for m (default 64)")
     parser.add_argument("--max-tokens", type=int, default=400, help="of an answer (default 400)")
-    parser.add_argument("--ctx", type=int, default=1024, help="tokens of one text, at most (default 1024)")
+    parser.add_argument("--ctx", type=int, default=1024, help="tokens of one request, at most (default 1024)")
     parser.add_argument("--threads", type=int, help="threads (default: as shipped)")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no item after so many")
     add_record(parser)

@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser, tokens: int) -> None:
     parser.add_argument("--prompts", type=Path, nargs="+", required=True, help="JSONL with prompt, question or turns")
     parser.add_argument("--limit", type=int, default=64, help="prompts in all, the same number of each file")
     parser.add_argument("--tokens", type=int, default=tokens, help=f"most tokens of an answer (default {tokens})")
-    parser.add_argument("--ctx", type=int, default=768, help="tokens of one text")
+    parser.add_argument("--ctx", type=int, default=768, help="tokens of one request")
     parser.add_argument("--threads", type=int, default=physical_cores())
     parser.add_argument("--server-args", type=shlex.split, default=[], help="more arguments of llama-server, in quotes")
     parser.add_argument("--out", type=Path, help="every turn as a line of JSON")

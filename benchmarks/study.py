@@ -8,7 +8,7 @@
 A rule is a setting (`margin:0.3`, "entropy:0.3 agree:4 k=15"), or a preset: a shipped one's name, or a file; or one of
 the lists in RULE_LISTS: `table-4` (that of the FLy paper), `window`, `kl-judge`, `sampling`, `begun-exactly`. `plain`
 and `exact` always answer as well. Several folders of a report differ in their --seed alone, and count together. With
---governed, one text at a time, everything drafts as it is shipped, and the tokens a second are those that users see.
+--governed, one request at a time, everything drafts as it is shipped, and the tokens a second are those that users see.
 Without it every round drafts --k tokens, so that no answer depends on times; with --parallel, many answers cost least.
 On weights that our kernels cover, exact decoding has the same bits in every batch: an answer that differs from exact's
 does so because of a loose token. `report` counts how many of exact's differ from plain decoding's, which then is none.
@@ -345,9 +345,9 @@ def named(lines: Sequence[Row], part: str, names: Mapping[str, str]) -> list[Row
 
 
 def read_study(folders: Sequence[Path]) -> tuple[dict[str, Any], list[Row]]:
-    """Conditions and lines of all chunks; with another seed an item is another one, of the same group. Of several texts
-    at once, a rule that has not answered all of a chunk is left out of it: what is finished first is not typical.
-    Raises DataError."""
+    """Conditions and lines of all chunks; with another seed an item is another one, of the same group. Of several
+    requests at once, a rule that has not answered all of a chunk is left out of it: what is finished first is not
+    typical. Raises DataError."""
     conditions: dict[str, Any] = {}
     lines: list[Row] = []
     for path in [path for folder in folders for path in sorted(folder.glob(f"*/{journal.RUN}"))]:
@@ -554,13 +554,13 @@ def main() -> None:
     one.add_argument("--limit", nargs="+", default=[], metavar="PART=N", help="other numbers of items, M:N: from M on")
     one.add_argument("--k", type=int, default=8, help="tokens drafted in a step (default 8)")
     one.add_argument("--governed", action="store_true", help="the governor says how many, as shipped")
-    one.add_argument("--parallel", type=int, default=1, help="texts at once (default 1)")
+    one.add_argument("--parallel", type=int, default=1, help="requests at once (default 1)")
     one.add_argument("--race", type=int, metavar="N", help="drop what surely loses after N items of code and maths")
     one.add_argument("--minutes", type=float, help="begin no chunk when so many minutes have passed")
     one.add_argument("--temperature", type=float, default=0.0)
     one.add_argument("--seed", type=int, default=0)
     one.add_argument("--max-tokens", type=int, help="shorten answers (to try things)")
-    one.add_argument("--ctx", type=int, default=1536, help="tokens of one text, at most (default 1536)")
+    one.add_argument("--ctx", type=int, default=1536, help="tokens of one request, at most (default 1536)")
     one.add_argument("--threads", type=int, help="threads (default: as shipped)")
     one.add_argument("--gpu-layers", type=int, default=0, help="layers on the GPU, -1 for all (default 0)")
     one.add_argument("--allow-code-execution", action="store_true", help="humaneval and mbpp run what the model writes")

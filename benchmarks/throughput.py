@@ -1,4 +1,4 @@
-"""Throughput of several texts at once: against one at a time, against what the costs of this very run allow, and
+"""Throughput of several requests at once: against one at a time, against what the costs of this very run allow, and
 against llama.cpp's own server.
 
     python benchmarks/throughput.py --target MODEL --prompts FILE... [--draft DRAFT] [--parallel 1,8,16]
@@ -9,8 +9,9 @@ All ways take turns on the same prompts (who begins changes), greedy, in the mod
 a memory, which would hold the answers of the turn before. "decode" is tokens per
 second of the steps' time without the prompts' share (each evaluation's time is shared out by tokens); "wall" counts
 everything. What the costs allow is n C(1) / C(n), with C(n) the time of a batch of n rows, measured before and after
-each turn of plain decoding; "as filled" counts the batches that the turn really had, of which the last have fewer texts
-than there is room for. Both are of batches in one piece: from 64 rows on decoding may go in parts, and beat them.
+each turn of plain decoding; "as filled" counts the batches that the turn really had, of which the last have fewer
+requests than there is room for. Both are of batches in one piece: from 64 rows on decoding may go in parts, and beat
+them.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ Turn = Callable[[Sequence[list[int]], int], tuple[list[int], float, float]]
 
 
 def rows_of_steps(lengths: Sequence[int], n: int) -> list[int]:
-    """How many texts each step has, where texts of these lengths take n places in turn, a token in every step."""
+    """How many requests each step has, where requests of these lengths take n places in turn, a token in every step."""
     waiting, running = list(lengths)[::-1], []
     steps = []
     while waiting or running:
@@ -180,7 +181,7 @@ def measure(words: Sequence[str]) -> tuple[argparse.Namespace, list[dict[str, An
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_arguments(parser, tokens=160)
     parser.add_argument("--draft", help="draft model, for ways draft:K and draft:governed")
-    parser.add_argument("--parallel", default="1,8,16", help="texts at once")
+    parser.add_argument("--parallel", default="1,8,16", help="requests at once")
     parser.add_argument(
         "--ways",
         default="plain",
@@ -189,7 +190,7 @@ def measure(words: Sequence[str]) -> tuple[argparse.Namespace, list[dict[str, An
     parser.add_argument("--repeats", type=int, default=2, help="turns; each takes its share of the prompts")
     parser.add_argument("--chunk", type=int, default=None, help="prompt tokens in a step while others run")
     parser.add_argument("--server", help="llama-server of llama.cpp")
-    parser.add_argument("--server-parallel", help="texts at once for llama-server (default: those of --parallel)")
+    parser.add_argument("--server-parallel", help="requests at once for llama-server (default: those of --parallel)")
     args = parser.parse_args(words)
     args.server_parallel = [int(n) for n in (args.server_parallel or args.parallel).split(",")]
     args.parallel = [int(n) for n in args.parallel.split(",")]

@@ -24,7 +24,8 @@ Batch::Batch(Model & target, const Vocabulary & vocabulary)
 }
 
 void Batch::require_idle() const {
-    if (std::any_of(requests_.begin(), requests_.end(), [](const Request & t) { return t.sequence.is_active(); })) {
+    if (std::any_of(requests_.begin(), requests_.end(),
+                    [](const Request & request) { return request.sequence.is_active(); })) {
         throw Error(PYFLY_STATUS_INVALID, "gate, window and drafter can be changed between requests, not during one");
     }
 }
@@ -57,16 +58,16 @@ int32_t Batch::find_slot(const int32_t * history, size_t n_history, int32_t owne
     int32_t best = -1;
     size_t n_best = 0;
     for (int32_t slot = 0; slot < n_slots(); slot++) {
-        const Request & t = request(slot);
-        if (t.sequence.has_request()) {
+        const Request & request = request_in(slot);
+        if (request.sequence.has_request()) {
             continue;
         }
-        const size_t n = t.owner() == owner ? n_continued(t, history, n_history) : 0;
+        const size_t n = request.owner() == owner ? n_continued(request, history, n_history) : 0;
         const auto is_better = [&](const Request & other) { // among equals the one that is missed least
-            return std::make_pair(t.sequence.memory().n() > 0, t.schedule.used) <
+            return std::make_pair(request.sequence.memory().n() > 0, request.schedule.used) <
                    std::make_pair(other.sequence.memory().n() > 0, other.schedule.used);
         };
-        if (best < 0 || n > n_best || (n == n_best && is_better(request(best)))) {
+        if (best < 0 || n > n_best || (n == n_best && is_better(request_in(best)))) {
             best = slot;
             n_best = n;
         }
@@ -76,25 +77,25 @@ int32_t Batch::find_slot(const int32_t * history, size_t n_history, int32_t owne
 
 void Batch::begin(int32_t slot, RequestConfig config, std::vector<int32_t> history, std::optional<size_t> n_evaluated,
                   std::unique_ptr<Sampler> sampler) {
-    Request & t = request(slot);
+    Request & request = request_in(slot);
     for (const int32_t k : config.draft_max) {
         drafting_.require_draft_max(k);
     }
     drafting_.require_rows(config);
-    const bool had_text = t.sequence.has_request();
+    const bool had_request = request.sequence.has_request();
     const size_t n_prompt = history.size();
     // An owner who asks is not to learn, by how long it takes, that another one has asked the same.
-    const bool is_others = t.owner() != config.owner;
+    const bool is_others = request.owner() != config.owner;
     n_evaluated = is_others && !n_evaluated ? 0 : n_evaluated;
-    t.sequence.begin(std::move(config), std::move(history), n_evaluated, std::move(sampler));
+    request.sequence.begin(std::move(config), std::move(history), n_evaluated, std::move(sampler));
     if (!target_.is_limited()) { // which could not go back by a token or two
-        t.sequence.memory().truncate(drafting_.n_reusable(t, t.sequence.memory().n()));
+        request.sequence.memory().truncate(drafting_.n_reusable(request, request.sequence.memory().n()));
     }
-    has_freed_ = has_freed_ || had_text; // there may be room for one that waits
-    t.schedule.order = n_begun_++;
-    t.n_prompt = n_prompt;
-    t.schedule.n_room = Model::unlimited;
-    t.begin();
+    has_freed_ = has_freed_ || had_request; // there may be room for one that waits
+    request.schedule.order = n_begun_++;
+    request.n_prompt = n_prompt;
+    request.schedule.n_room = Model::unlimited;
+    request.begin();
     if (is_others) {
         drafting_.forget(slot);
     }
@@ -102,61 +103,61 @@ void Batch::begin(int32_t slot, RequestConfig config, std::vector<int32_t> histo
 }
 
 void Batch::resume(int32_t slot, size_t n_keep, const int32_t * tokens, size_t n_tokens) {
-    Request & t = request(slot);
-    const bool is_waiting = t.schedule.is_waiting; // nobody overtakes
-    t.sequence.resume(n_keep, tokens, n_tokens);
-    t.begin();
-    t.schedule.is_waiting = is_waiting;
+    Request & request = request_in(slot);
+    const bool is_waiting = request.schedule.is_waiting; // nobody overtakes
+    request.sequence.resume(n_keep, tokens, n_tokens);
+    request.begin();
+    request.schedule.is_waiting = is_waiting;
     drafting_.begin_request(slot);
 }
 
 void Batch::end(int32_t slot, size_t n_keep) {
-    Request & t = request(slot);
-    t.schedule.used = ++n_iterations_;
-    t.schedule.is_waiting = false;
-    if (t.sequence.has_request()) {
+    Request & request = request_in(slot);
+    request.schedule.used = ++n_iterations_;
+    request.schedule.is_waiting = false;
+    if (request.sequence.has_request()) {
         has_freed_ = true;
-        const size_t n_committed = t.sequence.transcript().n_committed();
-        drafting_.end_request(t, n_keep < n_committed ? n_keep + 1 : n_committed);
+        const size_t n_committed = request.sequence.transcript().n_committed();
+        drafting_.end_request(request, n_keep < n_committed ? n_keep + 1 : n_committed);
     }
-    t.sequence.end(n_keep);
+    request.sequence.end(n_keep);
 }
 
 void Batch::want(int32_t slot, int32_t n_room) {
     if (n_room < 1) {
         throw Error(PYFLY_STATUS_INVALID, "a step needs room for at least one token");
     }
-    request(slot).schedule.n_room = n_room;
+    request_in(slot).schedule.n_room = n_room;
 }
 
 // Whether another request is in the middle of its steps: it is not to be delayed by more than a chunk.
 bool Batch::delays_another(const Request & of) const {
     return std::any_of(requests_.begin(), requests_.end(),
-                       [&](const Request & t) { return &t != &of && t.is_midway(); });
+                       [&](const Request & request) { return &request != &of && request.is_midway(); });
 }
 
 // Tokens that may go with a request's step.
-size_t Batch::n_with_step(const Request & t) const {
-    if (t.sequence.n_steps() == 0 && drafting_.drafts_behind_prompt(t)) {
+size_t Batch::n_with_step(const Request & request) const {
+    if (request.sequence.n_steps() == 0 && drafting_.drafts_behind_prompt(request)) {
         return 1;
     }
-    return static_cast<size_t>(delays_another(t) ? chunks_.n() : target_.n_batch());
+    return static_cast<size_t>(delays_another(request) ? chunks_.n() : target_.n_batch());
 }
 
 size_t Batch::n_left(int32_t slot) const {
-    const Request & t = request(slot);
-    if (!t.sequence.is_active()) {
+    const Request & request = request_in(slot);
+    if (!request.sequence.is_active()) {
         throw Error(PYFLY_STATUS_INVALID, "no sequence was begun");
     }
-    const size_t n = t.sequence.n_left(n_with_step(t));
-    return n > 0 ? n : drafting_.n_behind(t);
+    const size_t n = request.sequence.n_left(n_with_step(request));
+    return n > 0 ? n : drafting_.n_behind(request);
 }
 
 std::vector<Request *> Batch::running_by_age() {
     std::vector<Request *> requests;
-    for (Request & t : requests_) {
-        if (t.sequence.is_active()) {
-            requests.push_back(&t);
+    for (Request & request : requests_) {
+        if (request.sequence.is_active()) {
+            requests.push_back(&request);
         }
     }
     std::sort(requests.begin(), requests.end(),
@@ -172,17 +173,18 @@ const std::vector<Batch::Progress> & Batch::step() {
     n_iterations_++;
     Parts parts;
     parts.n_chunk = static_cast<size_t>(chunks_.n());
-    for (Request * t : requests) {
+    for (Request * request : requests) {
         try {
-            assign(*t, parts);
+            assign(*request, parts);
         } catch (const std::exception &) {
-            t->stop(true);
+            request->stop(true);
         }
     }
     has_freed_ = false;
 
-    const bool is_chunked = !parts.steps.empty() || std::any_of(parts.joining.begin(), parts.joining.end(),
-                                                                [&](const Request * t) { return delays_another(*t); });
+    const bool is_chunked =
+        !parts.steps.empty() || std::any_of(parts.joining.begin(), parts.joining.end(),
+                                            [&](const Request * request) { return delays_another(*request); });
     const size_t n_most = is_chunked ? parts.n_chunk : static_cast<size_t>(target_.n_batch());
     const Plans prompts = plan_prompts(parts.joining, n_most);
     Plans plans = plan_steps(parts.steps);
@@ -190,43 +192,46 @@ const std::vector<Batch::Progress> & Batch::step() {
     evaluation_.run(plans);
 
     progress_.clear();
-    for (const Request * t : requests) {
-        progress_.push_back({t->slot(), t->schedule.is_waiting, t->schedule.has_had_step, t->failure});
+    for (const Request * request : requests) {
+        progress_.push_back(
+            {request->slot(), request->schedule.is_waiting, request->schedule.has_had_step, request->failure});
     }
     return progress_;
 }
 
 // What a request does in this iteration: it waits, a part of its prompt is evaluated, its drafters catch up, or it has
 // a step.
-void Batch::assign(Request & t, Parts & parts) {
-    t.failure = {};
-    t.schedule.has_had_step = false;
-    t.schedule.used = n_iterations_;
-    t.sequence.begin_iteration();
-    if (t.sequence.transcript().n() > static_cast<size_t>(target_.n_ctx())) {
-        t.failure = {PYFLY_STATUS_CONTEXT_FULL, "the context of " + std::to_string(target_.n_ctx()) +
-                                                    " tokens is full; raise {n_ctx} or start a new sequence"};
+void Batch::assign(Request & request, Parts & parts) {
+    request.failure = {};
+    request.schedule.has_had_step = false;
+    request.schedule.used = n_iterations_;
+    request.sequence.begin_iteration();
+    if (request.sequence.transcript().n() > static_cast<size_t>(target_.n_ctx())) {
+        request.failure = {PYFLY_STATUS_CONTEXT_FULL, "the context of " + std::to_string(target_.n_ctx()) +
+                                                          " tokens is full; raise {n_ctx} or start a new sequence"};
         return;
     }
-    t.schedule.is_waiting = parts.is_older_waiting || (t.schedule.is_waiting && !may_return(t)); // nobody overtakes
-    parts.is_older_waiting = t.schedule.is_waiting;
-    if (t.schedule.is_waiting || waits_for_prefix(t)) {
+    request.schedule.is_waiting =
+        parts.is_older_waiting || (request.schedule.is_waiting && !may_return(request)); // nobody overtakes
+    parts.is_older_waiting = request.schedule.is_waiting;
+    if (request.schedule.is_waiting || waits_for_prefix(request)) {
         return;
     }
-    const bool has_prompt = t.sequence.n_steps() == 0 && delays_another(t);
-    if (t.sequence.n_left(has_prompt ? std::min(parts.n_chunk, n_with_step(t)) : n_with_step(t)) > 0) {
-        parts.joining.push_back(&t);
-    } else if (const size_t n_behind = drafting_.n_behind(t); n_behind > 0) {
-        if (!delays_another(t)) {
-            drafting_.prepare(t, SIZE_MAX);
+    const bool has_prompt = request.sequence.n_steps() == 0 && delays_another(request);
+    if (request.sequence.n_left(has_prompt ? std::min(parts.n_chunk, n_with_step(request)) : n_with_step(request)) >
+        0) {
+        parts.joining.push_back(&request);
+    } else if (const size_t n_behind = drafting_.n_behind(request); n_behind > 0) {
+        if (!delays_another(request)) {
+            drafting_.prepare(request, SIZE_MAX);
         } else if (parts.n_chunk > 0) {
-            drafting_.prepare(t, std::max<size_t>(parts.n_chunk, 2));
+            drafting_.prepare(request, std::max<size_t>(parts.n_chunk, 2));
             parts.n_chunk -= std::min(parts.n_chunk, n_behind);
         }
     } else {
-        t.schedule.is_prepared = true;
-        parts.steps.push_back(&t);
-        parts.n_chunk -= has_prompt ? std::min(parts.n_chunk, t.sequence.n_unevaluated() - 1) : 0;
+        request.schedule.is_prepared = true;
+        parts.steps.push_back(&request);
+        parts.n_chunk -= has_prompt ? std::min(parts.n_chunk, request.sequence.n_unevaluated() - 1) : 0;
     }
 }
 
@@ -236,23 +241,23 @@ Plans Batch::plan_steps(const std::vector<Request *> & requests) {
     std::vector<Request *> rolled_back; // they draft again, from there
     Plans plans;
     for (size_t i = 0; i < requests.size(); i++) {
-        Request & t = *requests[i];
-        if (!t.is_running()) {
+        Request & request = *requests[i];
+        if (!request.is_running()) {
             continue; // its drafter failed, or it had to make room
         }
-        if (drafts[i].tokens.empty() && t.sequence.be_silent()) {
-            if (t.sequence.n_left(n_with_step(t)) == 0) {
-                rolled_back.push_back(&t);
+        if (drafts[i].tokens.empty() && request.sequence.be_silent()) {
+            if (request.sequence.n_left(n_with_step(request)) == 0) {
+                rolled_back.push_back(&request);
             }
             continue;
         }
         try {
-            plans.push_back({&t, t.sequence.plan_step(std::move(drafts[i]))});
+            plans.push_back({&request, request.sequence.plan_step(std::move(drafts[i]))});
         } catch (const std::exception &) {
             if (current_failure().status == PYFLY_STATUS_CONTEXT_FULL && evaluation_.make_room()) {
-                t.sequence.postpone(); // there is room in the next iteration
+                request.sequence.postpone(); // there is room in the next iteration
             } else {
-                t.stop(false);
+                request.stop(false);
             }
         }
     }
@@ -268,16 +273,16 @@ Plans Batch::plan_steps(const std::vector<Request *> & requests) {
 // A request that has to wait comes back when another one has ended, or when nobody else is left.
 bool Batch::may_return(const Request & of) const {
     return has_freed_ || std::none_of(requests_.begin(), requests_.end(),
-                                      [&](const Request & t) { return &t != &of && t.is_running(); });
+                                      [&](const Request & request) { return &request != &of && request.is_running(); });
 }
 
 // A prompt that begins like another request of its owner takes over what is evaluated of it, unless its rows are
 // wanted. Returns whether it waits for an older request that is about to evaluate more of what both begin with.
-bool Batch::waits_for_prefix(Request & t) {
-    const std::vector<int32_t> & history = t.sequence.transcript().history();
-    Memory & memory = t.sequence.memory();
+bool Batch::waits_for_prefix(Request & request) {
+    const std::vector<int32_t> & history = request.sequence.transcript().history();
+    Memory & memory = request.sequence.memory();
     // Rows that are wanted have to be evaluated.
-    if (!target_.can_copy() || t.sequence.config().all_rows || memory.n() + worth_sharing >= history.size()) {
+    if (!target_.can_copy() || request.sequence.config().all_rows || memory.n() + worth_sharing >= history.size()) {
         return false;
     }
     const Request * longest = nullptr;
@@ -285,7 +290,7 @@ bool Batch::waits_for_prefix(Request & t) {
     size_t n_parting = 0; // where it parts from the one that it has most in common with
     bool waits = false;
     for (Request & other : requests_) {
-        if (&other == &t || other.owner() != t.owner()) {
+        if (&other == &request || other.owner() != request.owner()) {
             continue;
         }
         const Memory & held = other.sequence.memory();
@@ -295,7 +300,7 @@ bool Batch::waits_for_prefix(Request & t) {
             longest = &other;
             n_longest = n_shareable;
         }
-        if (other.is_running() && other.schedule.order < t.schedule.order && other.sequence.n_steps() == 0) {
+        if (other.is_running() && other.schedule.order < request.schedule.order && other.sequence.n_steps() == 0) {
             const std::vector<int32_t> & theirs = other.sequence.transcript().history();
             const size_t n_most = std::min(history.size(), theirs.size()) - 1;
             const size_t n_alike = n_common(history.data(), n_most, theirs.data(), n_most);
@@ -306,10 +311,10 @@ bool Batch::waits_for_prefix(Request & t) {
         }
     }
     if (longest != nullptr && !waits && memory.share(longest->sequence.memory(), n_longest)) {
-        drafting_.share(*longest, t);
+        drafting_.share(*longest, request);
     }
     if (n_parting > memory.n()) { // the next one that begins so need not read up to there
-        t.sequence.keep_at(n_parting);
+        request.sequence.keep_at(n_parting);
     }
     return waits;
 }
@@ -318,14 +323,14 @@ bool Batch::waits_for_prefix(Request & t) {
 // evaluates again, so only one request's are kept in an iteration, and it comes last.
 Plans Batch::plan_prompts(const std::vector<Request *> & joining, size_t n_most) {
     Plans plans, with_rows;
-    for (Request * t : joining) {
-        const bool keeps_rows = t->sequence.config().all_rows;
+    for (Request * request : joining) {
+        const bool keeps_rows = request->sequence.config().all_rows;
         if (n_most == 0 || (keeps_rows && !with_rows.empty())) {
             continue;
         }
-        const Span & span = t->sequence.plan_prompt(n_most);
+        const Span & span = request->sequence.plan_prompt(n_most);
         n_most -= span.n;
-        (keeps_rows ? with_rows : plans).push_back({t, span});
+        (keeps_rows ? with_rows : plans).push_back({request, span});
     }
     plans.insert(plans.end(), with_rows.begin(), with_rows.end());
     return plans;

@@ -44,7 +44,7 @@ class Batch {
     void require_idle() const; // throws Error(PYFLY_STATUS_INVALID) while a request runs
     Model & target() { return target_; }
     const std::vector<BatchDrafter> & drafters() const { return drafting_.drafters(); }
-    Memory & memory(int32_t slot) { return request(slot).sequence.memory(); }
+    Memory & memory(int32_t slot) { return request_in(slot).sequence.memory(); }
 
     // For RequestConfig: one for each drafter, or null for what the drafters were given.
     std::vector<int32_t> draft_max(const int32_t * k) const { return drafting_.draft_max(k); }
@@ -53,7 +53,7 @@ class Batch {
     void begin(int32_t slot, RequestConfig config, std::vector<int32_t> history, std::optional<size_t> n_evaluated,
                std::unique_ptr<Sampler> sampler);
     void resume(int32_t slot, size_t n_keep, const int32_t * tokens, size_t n_tokens);
-    void park(int32_t slot, size_t n_keep) { request(slot).sequence.park(n_keep); }
+    void park(int32_t slot, size_t n_keep) { request_in(slot).sequence.park(n_keep); }
     void end(int32_t slot, size_t n_keep);
 
     // How many more tokens are wanted of a request, >= 1. Counts down with what is committed, never below 1.
@@ -73,14 +73,14 @@ class Batch {
     const std::vector<Progress> & step();
 
     // Why the request in this slot stopped in the last iteration, if it did.
-    const Failure & failure(int32_t slot) const { return request(slot).failure; }
+    const Failure & failure(int32_t slot) const { return request_in(slot).failure; }
 
-    void reset_stats(int32_t slot) { request(slot).sequence.reset_stats(); }
+    void reset_stats(int32_t slot) { request_in(slot).sequence.reset_stats(); }
     const Governor * governor() const { return drafting_.governor(); }
 
   private:
-    Request & request(int32_t slot) { return requests_[static_cast<size_t>(slot)]; }
-    const Request & request(int32_t slot) const { return requests_[static_cast<size_t>(slot)]; }
+    Request & request_in(int32_t slot) { return requests_[static_cast<size_t>(slot)]; }
+    const Request & request_in(int32_t slot) const { return requests_[static_cast<size_t>(slot)]; }
     std::vector<Request *> running_by_age();
     bool delays_another(const Request & of) const;
     size_t n_with_step(const Request & request) const;

@@ -26,7 +26,7 @@ template <typename Next> void until_none_is_left(Next && next) {
             in_vain = -1;
         }
     }
-    throw Error(PYFLY_STATUS_INTERNAL, "a drafter does not catch up with the text; remove it");
+    throw Error(PYFLY_STATUS_INTERNAL, "a drafter does not catch up with the request; remove it");
 }
 
 } // namespace pyfly

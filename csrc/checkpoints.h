@@ -9,7 +9,7 @@
 namespace pyfly {
 
 // Each is a copy of the state behind so many first tokens of the sequence. One, the latest, is for a draft that may be
-// rejected: the next one takes its place. The others are kept, for texts that will begin alike: where a turn ends,
+// rejected: the next one takes its place. The others are kept, for requests that will begin alike: where a turn ends,
 // before an answer's thoughts, at the end of what others begin with.
 class Checkpoints {
   public:

@@ -115,35 +115,36 @@ void Drafting::require_rows(const RequestConfig & config) const {
 }
 
 int32_t Drafting::n_running() const {
-    return static_cast<int32_t>(
-        std::count_if(requests_.begin(), requests_.end(), [](const Request & t) { return t.is_running(); }));
+    return static_cast<int32_t>(std::count_if(requests_.begin(), requests_.end(),
+                                              [](const Request & request) { return request.is_running(); }));
 }
 
 // Tokens of the prompt that a drafter which will be asked soon has to evaluate.
-size_t Drafting::n_behind(const Request & t, size_t drafter) const {
-    const int32_t k = t.sequence.config().draft_max[drafter];
-    if (t.schedule.is_prepared || k < 1 || !target_.can_rewind()) {
+size_t Drafting::n_behind(const Request & request, size_t drafter) const {
+    const int32_t k = request.sequence.config().draft_max[drafter];
+    if (request.schedule.is_prepared || k < 1 || !target_.can_rewind()) {
         return 0;
     }
-    const size_t n = drafters_[drafter].drafter->n_behind(t.slot(), t.sequence.transcript().history());
-    const bool pays = n > 0 && policy_->pays_to_follow(t.slot(), static_cast<int32_t>(drafter), k, n_running(),
+    const size_t n = drafters_[drafter].drafter->n_behind(request.slot(), request.sequence.transcript().history());
+    const bool pays = n > 0 && policy_->pays_to_follow(request.slot(), static_cast<int32_t>(drafter), k, n_running(),
                                                        static_cast<int64_t>(n));
     return pays ? n : 0;
 }
 
-size_t Drafting::n_behind(const Request & t) const {
+size_t Drafting::n_behind(const Request & request) const {
     size_t n = 0;
     for (size_t d = 0; d < drafters_.size(); d++) {
-        n += n_behind(t, d);
+        n += n_behind(request, d);
     }
     return n;
 }
 
-size_t Drafting::n_reusable(const Request & t, size_t n) const {
+size_t Drafting::n_reusable(const Request & request, size_t n) const {
     const size_t n_held = n;
     for (size_t d = 0; d < drafters_.size(); d++) {
-        if (t.sequence.config().draft_max[d] > 0 && target_.can_rewind()) {
-            n = std::min(n, drafters_[d].drafter->n_reusable(t.slot(), t.sequence.transcript().history(), n_held));
+        if (request.sequence.config().draft_max[d] > 0 && target_.can_rewind()) {
+            n = std::min(
+                n, drafters_[d].drafter->n_reusable(request.slot(), request.sequence.transcript().history(), n_held));
         }
     }
     return n;
@@ -163,11 +164,11 @@ void Drafting::share(const Request & from, const Request & to) {
     }
 }
 
-bool Drafting::drafts_behind_prompt(const Request & t) const {
+bool Drafting::drafts_behind_prompt(const Request & request) const {
     for (size_t d = 0; d < drafters_.size(); d++) {
-        const int32_t k = t.sequence.config().draft_max[d];
+        const int32_t k = request.sequence.config().draft_max[d];
         if (k > 0 && drafters_[d].drafter->reads_target() && target_.can_rewind() &&
-            policy_->pays_to_follow(t.slot(), static_cast<int32_t>(d), k, n_running(), 1)) {
+            policy_->pays_to_follow(request.slot(), static_cast<int32_t>(d), k, n_running(), 1)) {
             return true;
         }
     }
@@ -175,15 +176,15 @@ bool Drafting::drafts_behind_prompt(const Request & t) const {
 }
 
 // One batch of what a drafter has missed of the request. Returns how many tokens are left.
-size_t Drafting::catch_up(const Request & t, size_t drafter, size_t n_most) {
+size_t Drafting::catch_up(const Request & request, size_t drafter, size_t n_most) {
     Drafter & d = *drafters_[drafter].drafter;
-    const std::vector<int32_t> & history = t.sequence.transcript().history();
-    const int64_t n_before = static_cast<int64_t>(d.n_behind(t.slot(), history));
+    const std::vector<int32_t> & history = request.sequence.transcript().history();
+    const int64_t n_before = static_cast<int64_t>(d.n_behind(request.slot(), history));
     size_t n_left = 0;
     int64_t us = 0;
     {
         const Stopwatch stopwatch(us);
-        n_left = d.prepare(t.slot(), history, n_most);
+        n_left = d.prepare(request.slot(), history, n_most);
     }
     policy_->observe_catch_up(static_cast<int32_t>(drafter), n_before - static_cast<int64_t>(n_left),
                               static_cast<double>(us));
@@ -191,21 +192,21 @@ size_t Drafting::catch_up(const Request & t, size_t drafter, size_t n_most) {
 }
 
 // One batch of what the first drafter that is behind has missed of the prompt.
-void Drafting::prepare(Request & t, size_t n_most) {
+void Drafting::prepare(Request & request, size_t n_most) {
     int64_t us = 0;
     try {
         const Stopwatch stopwatch(us);
         for (size_t d = 0; d < drafters_.size(); d++) {
-            if (n_behind(t, d) > 0) {
-                catch_up(t, d, n_most);
+            if (n_behind(request, d) > 0) {
+                catch_up(request, d, n_most);
                 break;
             }
         }
     } catch (const std::exception &) {
-        fail(t);
+        fail(request);
     }
-    t.sequence.stats().us_prefill += us;
-    t.sequence.stats().us_catch_up += us;
+    request.sequence.stats().us_prefill += us;
+    request.sequence.stats().us_catch_up += us;
 }
 
 // What each request may choose from. Where something is chosen (and not just asked for in turn), free drafters are
@@ -213,10 +214,10 @@ void Drafting::prepare(Request & t, size_t n_most) {
 std::vector<Candidate> Drafting::offer(Turns & turns) {
     std::vector<std::vector<int32_t>> k_max(turns.size(), std::vector<int32_t>(drafters_.size(), 0));
     for (size_t i = 0; i < turns.size(); i++) {
-        const Request & t = *turns[i].request;
-        const int64_t limit = t.sequence.draft_limit(t.schedule.n_room);
+        const Request & request = *turns[i].request;
+        const int64_t limit = request.sequence.draft_limit(request.schedule.n_room);
         for (size_t d = 0; d < drafters_.size(); d++) {
-            const int32_t k = std::min(t.sequence.config().draft_max[d], drafters_[d].drafter->draft_most());
+            const int32_t k = std::min(request.sequence.config().draft_max[d], drafters_[d].drafter->draft_most());
             k_max[i][d] = static_cast<int32_t>(std::clamp<int64_t>(limit, 0, k));
         }
         turns[i].free.resize(drafters_.size());
@@ -248,19 +249,19 @@ std::vector<Candidate> Drafting::offer(Turns & turns) {
     }
     std::vector<Candidate> candidates;
     for (size_t i = 0; i < turns.size(); i++) {
-        Request & t = *turns[i].request;
-        Candidate candidate = {t.slot(), {}};
+        Request & request = *turns[i].request;
+        Candidate candidate = {request.slot(), {}};
         try {
-            for (size_t d = 0; d < drafters_.size() && t.sequence.is_active(); d++) {
+            for (size_t d = 0; d < drafters_.size() && request.sequence.is_active(); d++) {
                 if (k_max[i][d] > 0) {
-                    const std::vector<int32_t> & history = t.sequence.transcript().history();
-                    const size_t n = drafters_[d].drafter->n_behind(t.slot(), history);
+                    const std::vector<int32_t> & history = request.sequence.transcript().history();
+                    const size_t n = drafters_[d].drafter->n_behind(request.slot(), history);
                     candidate.offers.push_back({static_cast<int32_t>(d), k_max[i][d], turns[i].free[d].proposal_class,
                                                 static_cast<int64_t>(n)});
                 }
             }
         } catch (const std::exception &) {
-            fail(t);
+            fail(request);
             candidate.offers.clear();
         }
         candidates.push_back(std::move(candidate));
@@ -269,10 +270,10 @@ std::vector<Candidate> Drafting::offer(Turns & turns) {
 }
 
 // After the exception that is being handled. That a drafter's own cache is full says nothing of the request's context.
-void Drafting::fail(Request & t) {
-    t.stop(true);
-    if (t.failure.status == PYFLY_STATUS_CONTEXT_FULL) {
-        t.failure.status = PYFLY_STATUS_NATIVE;
+void Drafting::fail(Request & request) {
+    request.stop(true);
+    if (request.failure.status == PYFLY_STATUS_CONTEXT_FULL) {
+        request.failure.status = PYFLY_STATUS_NATIVE;
     }
 }
 
@@ -313,12 +314,12 @@ void Drafting::ask_chosen(size_t drafter, Turns & turns, const std::vector<Choic
     std::vector<int32_t> asked;
     for (size_t i = 0; i < turns.size(); i++) {
         Turn & d = turns[i];
-        Request & t = *d.request;
-        if (choices[i].drafter != static_cast<int32_t>(drafter) || choices[i].k < 1 || !t.sequence.is_active()) {
+        Request & request = *d.request;
+        if (choices[i].drafter != static_cast<int32_t>(drafter) || choices[i].k < 1 || !request.sequence.is_active()) {
             continue;
         }
         d.draft.drafter = choices[i].drafter;
-        t.learning.drafted.n_asked = 0;
+        request.learning.drafted.n_asked = 0;
         if (is_governed && drafters_[drafter].drafter->is_free()) {
             d.proposal = std::move(d.free[drafter]);
             d.proposal.tokens.resize(static_cast<size_t>(choices[i].k));
@@ -326,18 +327,18 @@ void Drafting::ask_chosen(size_t drafter, Turns & turns, const std::vector<Choic
         }
         try {
             if (is_governed) {
-                until_none_is_left([&] { return catch_up(t, drafter); });
+                until_none_is_left([&] { return catch_up(request, drafter); });
             }
         } catch (const std::exception &) {
-            fail(t);
+            fail(request);
             continue;
         }
-        t.learning.drafted.n_asked = is_governed ? choices[i].k : 0;
-        const GateExpression & gate = t.sequence.config().gate;
-        requests.push_back({t.slot(), &t.sequence.transcript().history(), choices[i].k, &d.proposal,
-                            gate.needs_draft_rows(), t.sequence.draw_draft(),
-                            policy_->stop(choices[i].drafter, choices[i].k), is_independent(t.sequence.config()),
-                            t.sequence.config().owner});
+        request.learning.drafted.n_asked = is_governed ? choices[i].k : 0;
+        const GateExpression & gate = request.sequence.config().gate;
+        requests.push_back({request.slot(), &request.sequence.transcript().history(), choices[i].k, &d.proposal,
+                            gate.needs_draft_rows(), request.sequence.draw_draft(),
+                            policy_->stop(choices[i].drafter, choices[i].k), is_independent(request.sequence.config()),
+                            request.sequence.config().owner});
     }
     int64_t us = 0;
     {
@@ -401,9 +402,9 @@ void Drafting::choose(Turns & turns) {
 
 std::vector<Draft> Drafting::draft(const std::vector<Request *> & requests) {
     Turns turns;
-    for (Request * t : requests) {
-        t->learning.drafted = {};
-        turns.push_back({t, {}, {}, {}});
+    for (Request * request : requests) {
+        request->learning.drafted = {};
+        turns.push_back({request, {}, {}, {}});
     }
     std::vector<Draft> drafts(requests.size());
     if (drafters_.empty() || requests.empty()) {
@@ -438,37 +439,40 @@ void Drafting::observe(const std::vector<Span> & spans) {
     }
 }
 
-void Drafting::end_request(const Request & t, size_t n) {
-    const std::vector<int32_t> & history = t.sequence.transcript().history();
+void Drafting::end_request(const Request & request, size_t n) {
+    const std::vector<int32_t> & history = request.sequence.transcript().history();
     const std::vector<int32_t> given(history.begin(), history.begin() + static_cast<std::ptrdiff_t>(n));
     for (const BatchDrafter & d : drafters_) {
-        d.drafter->ended(given, t.n_prompt, t.sequence.config().owner);
+        d.drafter->ended(given, request.n_prompt, request.sequence.config().owner);
     }
 }
 
 // The first n_right tokens of the draft were right. The target's token in place of a dropped one shows whether that
 // was right, too.
-void Drafting::learn_confidence(const Request & t, size_t n_right) {
-    const Draft & draft = t.sequence.draft();
-    const std::vector<int32_t> & history = t.sequence.transcript().history();
-    const size_t n = draft.tokens.size(), at = t.sequence.draft_begin() + n_right;
-    const int32_t next = n_right < n ? draft.tokens[n_right] : t.learning.drafted.dropped;
+void Drafting::learn_confidence(const Request & request, size_t n_right) {
+    const Draft & draft = request.sequence.draft();
+    const std::vector<int32_t> & history = request.sequence.transcript().history();
+    const size_t n = draft.tokens.size(), at = request.sequence.draft_begin() + n_right;
+    const int32_t next = n_right < n ? draft.tokens[n_right] : request.learning.drafted.dropped;
     const bool is_known = next >= 0 && at < history.size(), is_right = is_known && history[at] == next;
-    policy_->observe_confidence(t.slot(), draft.drafter, t.learning.drafted.confidence, t.learning.drafted.n_asked,
-                                static_cast<int32_t>(n), n_right + (is_right ? 1 : 0), is_known && !is_right);
+    policy_->observe_confidence(request.slot(), draft.drafter, request.learning.drafted.confidence,
+                                request.learning.drafted.n_asked, static_cast<int32_t>(n), n_right + (is_right ? 1 : 0),
+                                is_known && !is_right);
 }
 
-void Drafting::learn(Request & t) {
-    const std::vector<int32_t> & history = t.sequence.transcript().history();
-    const Draft & draft = t.sequence.draft();
-    const bool has_confidence = !t.learning.drafted.confidence.empty();
-    const size_t n_right = t.learning.outcomes.learn(
-        *policy_, t.slot(), draft.drafter, t.learning.drafted.proposal_class, draft.tokens, t.learning.drafted.n_asked,
-        has_confidence, t.sequence.draft_begin(), history, vocabulary_.is_eog(history.back()));
+void Drafting::learn(Request & request) {
+    const std::vector<int32_t> & history = request.sequence.transcript().history();
+    const Draft & draft = request.sequence.draft();
+    const bool has_confidence = !request.learning.drafted.confidence.empty();
+    const size_t n_right = request.learning.outcomes.learn(
+        *policy_, request.slot(), draft.drafter, request.learning.drafted.proposal_class, draft.tokens,
+        request.learning.drafted.n_asked, has_confidence, request.sequence.draft_begin(), history,
+        vocabulary_.is_eog(history.back()));
     if (has_confidence) {
-        learn_confidence(t, n_right);
+        learn_confidence(request, n_right);
     }
-    t.sequence.stats().accepted_from_answers += t.learning.drafted.is_from_answers ? static_cast<int64_t>(n_right) : 0;
+    request.sequence.stats().accepted_from_answers +=
+        request.learning.drafted.is_from_answers ? static_cast<int64_t>(n_right) : 0;
 }
 
 } // namespace pyfly

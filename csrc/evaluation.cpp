@@ -139,17 +139,17 @@ void Evaluation::try_again(const Plans & plans) {
 void Evaluation::take(const Plans & plans, int64_t us) {
     const int64_t n_rows = static_cast<int64_t>(rows_of(plans));
     for (size_t i = 0; i < plans.size(); i++) {
-        Request & t = *plans[i].request;
-        const int32_t n_steps = t.sequence.n_steps();
+        Request & request = *plans[i].request;
+        const int32_t n_steps = request.sequence.n_steps();
         try {
-            t.sequence.take(i, us * static_cast<int64_t>(plans[i].span.n) / n_rows);
-            if (t.sequence.n_steps() > n_steps) {
-                t.schedule.is_suspect = false; // not before: what made its batch fail may be the row of a step
-                t.had_step();
-                drafting_.learn(t);
+            request.sequence.take(i, us * static_cast<int64_t>(plans[i].span.n) / n_rows);
+            if (request.sequence.n_steps() > n_steps) {
+                request.schedule.is_suspect = false; // not before: what made its batch fail may be the row of a step
+                request.had_step();
+                drafting_.learn(request);
             }
         } catch (const std::exception &) {
-            t.stop(true);
+            request.stop(true);
         }
     }
 }
@@ -158,13 +158,14 @@ bool Evaluation::make_room() {
     Request * idle = nullptr;
     Request * youngest = nullptr;
     size_t n_running = 0;
-    for (Request & t : requests_) {
-        if (!t.is_running()) { // also one that waits may hold something: it was parked
-            idle =
-                t.sequence.memory().n() > 0 && (idle == nullptr || t.schedule.used < idle->schedule.used) ? &t : idle;
+    for (Request & request : requests_) {
+        if (!request.is_running()) { // also one that waits may hold something: it was parked
+            idle = request.sequence.memory().n() > 0 && (idle == nullptr || request.schedule.used < idle->schedule.used)
+                       ? &request
+                       : idle;
         } else {
             n_running++;
-            youngest = youngest == nullptr || t.schedule.order > youngest->schedule.order ? &t : youngest;
+            youngest = youngest == nullptr || request.schedule.order > youngest->schedule.order ? &request : youngest;
         }
     }
     if (idle != nullptr) {

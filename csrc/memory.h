@@ -1,5 +1,5 @@
 // What one sequence has in one model: the tokens that are evaluated. Target, draft model and heads each have one for
-// every text. No llama.h.
+// every request. No llama.h.
 #pragma once
 
 #include <vector>

@@ -8,7 +8,7 @@ from collections import Counter
 
 import numpy as np
 from llama_cpp._internals import LlamaSampler
-from one_text import Engine
+from one_request import Engine
 from scipy import stats
 
 from pyfly_cpp import Window

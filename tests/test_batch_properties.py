@@ -1,4 +1,4 @@
-"""Several texts in a batch do not disturb each other. `fuzz/test_batches.py` has random worlds of them."""
+"""Several requests in a batch do not disturb each other. `fuzz/test_batches.py` has random worlds of them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ PLAIN = (Exact().nodes(), Window().config())
 
 
 def run_to_full_contexts(batch, found):
-    """Steps until every text has filled its context, adding to the tokens of each slot; returns whether one waited."""
+    """Steps until every request has filled its context, adding to the tokens of each slot. Whether one waited."""
     has_waited = False
-    while any(slot.has_text for slot in batch.slots):
+    while any(slot.has_request for slot in batch.slots):
         for progress in batch.step():
             slot = batch.slots[progress.slot]
             found[slot.number] += [token for _, token in slot.tokens()]
@@ -28,8 +28,8 @@ def run_to_full_contexts(batch, found):
 
 @pytest.mark.parametrize("rule", ["agree", "reconverge"])
 @pytest.mark.parametrize("seed", range(4))
-def test_texts_commit_what_the_oracle_commits(seed, rule):
-    """Six at once, joining one after the other, where a cache of two and a half texts makes some wait."""
+def test_requests_commit_what_the_oracle_commits(seed, rule):
+    """Six at once, joining one after the other, where a cache of two and a half requests makes some wait."""
     script, tau, window, k = Script(seed, 0.5, -9.0), 1.0, Window(3, rule=rule), 5
     prompts = [[2, 3, 4, *([2 + (seed + i) % 7] * i)] for i in range(6)]
     with (
@@ -50,13 +50,13 @@ def test_texts_commit_what_the_oracle_commits(seed, rule):
         assert found[i] == Oracle(script, tau, window, k, 60).run(1000, prompt)
 
 
-@pytest.mark.parametrize("n_texts, k, n_cells", [(70, 0, 2800), (20, 5, 800), (20, 5, 400)])
-def test_many_texts_in_parts_commit_what_each_does_alone(n_texts, k, n_cells):
+@pytest.mark.parametrize("n_requests, k, n_cells", [(70, 0, 2800), (20, 5, 800), (20, 5, 400)])
+def test_many_requests_in_parts_commit_what_each_does_alone(n_requests, k, n_cells):
     """From 64 rows on steps go in parts, now and then; the last ones have no room for all."""
     script, window = Script(3, 0.5, -9.0), Window(2)
-    prompts = [[2, 3, 4, 2 + i % 7, 2 + i // 7 % 7, 2 + i // 49] for i in range(n_texts)]
+    prompts = [[2, 3, 4, 2 + i % 7, 2 + i // 7 % 7, 2 + i // 49] for i in range(n_requests)]
     with (
-        ScriptedTarget(script.row, N_VOCAB, 40, 512, n_sequences=n_texts, n_cells=n_cells) as target,
+        ScriptedTarget(script.row, N_VOCAB, 40, 512, n_sequences=n_requests, n_cells=n_cells) as target,
         Batch(target) as batch,
     ):
         target.protect([PROTECTED], [EOG])
@@ -69,16 +69,16 @@ def test_many_texts_in_parts_commit_what_each_does_alone(n_texts, k, n_cells):
         assert found[i] == Oracle(script, 1.0, window, k, 40).run(1000, prompt)
 
 
-@pytest.mark.parametrize("n_texts, is_cut", [(63, [False] * 5), (64, [False, False, True, False, True])])
-def test_rounds_of_many_texts_are_tried_whole_and_in_parts(n_texts, is_cut):
-    """In parts, the first text has had its step when the last one is evaluated. The first iteration has prompts."""
+@pytest.mark.parametrize("n_requests, is_cut", [(63, [False] * 5), (64, [False, False, True, False, True])])
+def test_rounds_of_many_requests_are_tried_whole_and_in_parts(n_requests, is_cut):
+    """In parts, the first request has had its step when the last one is evaluated. The first iteration has prompts."""
     rounds_of_first = set()
 
     def row(history):
         rounds_of_first.add(batch.slots[0].counters()["rounds"])
         return likes_five(history)
 
-    with ScriptedTarget(row, N_VOCAB, 40, 512, n_sequences=n_texts) as target, Batch(target) as batch:
+    with ScriptedTarget(row, N_VOCAB, 40, 512, n_sequences=n_requests) as target, Batch(target) as batch:
         batch.configure()
         for slot in batch.slots:
             slot.begin([2, 3], *PLAIN)
@@ -100,7 +100,7 @@ def likes_five(history):
 @pytest.mark.parametrize("n_chunk", [16, 100])
 @pytest.mark.parametrize("lengths", [[3000], [1000, 1000, 1000], [40] * 12])
 def test_prompts_that_join_delay_the_others_by_no_more_than_a_chunk(n_chunk, lengths):
-    """While texts are in the middle of theirs: every iteration brings each of these a step and evaluates at most
+    """While requests are in the middle of theirs: every iteration brings each of these a step and evaluates at most
     n_chunk tokens of prompts, of all that join together."""
     with ScriptedTarget(likes_five, N_VOCAB, 4096, 512, n_sequences=16) as target, Batch(target) as batch:
         batch.configure(n_chunk=n_chunk)
@@ -151,7 +151,7 @@ def test_chunks_are_as_long_as_steps_may_take():
 
 
 def test_rows_of_a_prompt_are_those_of_the_last_step_and_all_of_them():
-    """Also where another text has evaluated what both begin with; and none are left of a step before."""
+    """Also where another request has evaluated what both begin with; and none are left of a step before."""
     prompt = [2, 3, 4, 5] * 10
     with ScriptedTarget(likes_five, N_VOCAB, 100, 64, n_sequences=3) as target, Batch(target) as batch:
         batch.configure(n_chunk=30)
@@ -171,7 +171,7 @@ def test_rows_of_a_prompt_are_those_of_the_last_step_and_all_of_them():
 
 @pytest.mark.parametrize("recurrent", [None, (4, True)])
 def test_owners_share_nothing(recurrent):
-    """Neither with a text that runs nor with what one has left; each finds its own again."""
+    """Neither with a request that runs nor with what one has left; each finds its own again."""
     options = {"n_sequences": 3, "recurrent": recurrent}
     with ScriptedTarget(likes_five, N_VOCAB, 100, 64, **options) as target, Batch(target) as batch:
         batch.configure()
@@ -216,7 +216,7 @@ def test_what_a_slot_holds_is_not_lost_where_nothing_can_be_shared():
         assert second.n_evaluated > 9
 
 
-def test_a_step_says_which_texts_had_a_round():
+def test_a_step_says_which_requests_had_a_round():
     with ScriptedTarget(likes_five, N_VOCAB, 100, 8, n_sequences=2) as target, Batch(target) as batch:
         batch.configure(n_chunk=4)
         first, second = batch.slots
@@ -301,7 +301,7 @@ def test_the_slot_that_was_used_longest_ago_goes(three_slots):
 # ---- A full cache ----------------------------------------------------------------------------------------------------
 
 
-def test_a_text_that_replaces_a_running_one_makes_room_for_one_that_waits():
+def test_a_request_that_replaces_a_running_one_makes_room_for_one_that_waits():
     with ScriptedTarget(likes_five, N_VOCAB, 100, 64, n_sequences=3, n_cells=100) as target, Batch(target) as batch:
         batch.configure()
         first, second, _ = batch.slots
@@ -313,7 +313,7 @@ def test_a_text_that_replaces_a_running_one_makes_room_for_one_that_waits():
         assert [(p.slot, p.is_waiting, p.n_records) for p in batch.step()] == [(1, False, 1), (0, False, 1)]
 
 
-def test_nobody_overtakes_a_text_that_waits():
+def test_nobody_overtakes_a_request_that_waits():
     with ScriptedTarget(likes_five, N_VOCAB, 100, 64, n_sequences=3, n_cells=100) as target, Batch(target) as batch:
         batch.configure()
         first, second, third = batch.slots
@@ -326,7 +326,7 @@ def test_nobody_overtakes_a_text_that_waits():
         assert [p.is_waiting for p in batch.step()] == [False, False]
 
 
-def test_what_a_text_that_waits_was_made_to_hold_gives_way():
+def test_what_a_request_that_waits_was_made_to_hold_gives_way():
     with ScriptedTarget(likes_five, N_VOCAB, 100, 64, n_sequences=2, n_cells=100) as target, Batch(target) as batch:
         batch.configure()
         first, second = batch.slots
@@ -341,7 +341,7 @@ def test_what_a_text_that_waits_was_made_to_hold_gives_way():
         assert second.n_evaluated == 0 and progress[1].is_waiting
 
 
-def test_a_recurrent_text_that_evaluates_again_before_its_draft_finds_room():
+def test_a_recurrent_request_that_evaluates_again_before_its_draft_finds_room():
     """Its drafts need a checkpoint of everything before them, which is evaluated while the step is planned."""
 
     def draft(history):
@@ -352,7 +352,7 @@ def test_a_recurrent_text_that_evaluates_again_before_its_draft_finds_room():
         batch.configure([(CallbackDrafter(draft), 3)])
         for i, slot in enumerate(batch.slots):
             slot.begin([2 + i] * (10 + i), *PLAIN)
-        while any(slot.has_text for slot in batch.slots):
+        while any(slot.has_request for slot in batch.slots):
             for progress in batch.step():
                 slot = batch.slots[progress.slot]
                 assert progress.failure is None
@@ -365,9 +365,9 @@ def test_a_recurrent_text_that_evaluates_again_before_its_draft_finds_room():
 
 
 @pytest.mark.parametrize("recurrent", [None, (0, True), (3, False)])
-def test_a_row_that_fails_ends_one_text(recurrent):
-    """A recurrent memory is lost where a batch fails, so that all texts of it begin again, more than a chunk of each,
-    and could meet again at the row that fails."""
+def test_a_row_that_fails_ends_one_request(recurrent):
+    """A recurrent memory is lost where a batch fails, so that all requests of it begin again, more than a chunk of
+    each, and could meet again at the row that fails."""
     n_raised = [0]
 
     def row(history):
@@ -388,8 +388,8 @@ def test_a_row_that_fails_ends_one_text(recurrent):
                     failures[slot.number] = progress.failure
                 if progress.failure is not None or len(slot.history()) >= 95:
                     slot.end()
-            if not any(slot.has_text for slot in batch.slots):
+            if not any(slot.has_request for slot in batch.slots):
                 break
-        assert not any(slot.has_text for slot in batch.slots), "starved"
+        assert not any(slot.has_request for slot in batch.slots), "starved"
         assert list(failures) == [1] and isinstance(failures[1], KeyError)
         assert n_raised[0] <= 3, "together, in halves and alone"

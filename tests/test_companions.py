@@ -223,7 +223,7 @@ def test_with_the_demo_model_answers_are_the_same(demo, target):
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_several_texts_do_without_the_demo_model(n, demo, target):
+def test_several_requests_do_without_the_demo_model(n, demo, target):
     with FlyBatch(target, n, drafter="auto", n_ctx=256, n_threads=1, verbose=False) as batch:
         assert batch.llama.drafter == ((PromptLookup(), demo) if n == 1 else PromptLookup())
         assert len(batch.complete(["Natalia sold"] * 3, max_tokens=4, temperature=0)) == 3

@@ -22,7 +22,7 @@ SUITES = {
     "heads": ["end_to_end/test_draft_heads.py"],
     "recurrent": ["end_to_end/test_recurrent.py", "end_to_end/test_recurrent_rollback.py"],
     "sliding windows": ["end_to_end/test_sliding_window.py"],
-    "several texts": ["end_to_end/test_parallel.py", "end_to_end/test_several_texts.py"],
+    "several requests": ["end_to_end/test_parallel.py", "end_to_end/test_several_requests.py"],
     "shared beginnings": ["end_to_end/test_shared_beginnings.py"],
     "drop-in": ["end_to_end/test_drop_in.py", "end_to_end/test_response_format.py"],
     "life": ["end_to_end/test_lifetime.py", "end_to_end/test_threads.py"],

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from one_text import Engine
+from one_request import Engine
 from some_windows import some_windows
 
 from pyfly_cpp import ContextFullError, Entropy, Exact, Fuzzy, Margin, Window, verify

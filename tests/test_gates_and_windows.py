@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from one_text import Engine
+from one_request import Engine
 from some_windows import some_windows
 
 from pyfly_cpp import DraftModel, Entropy, Exact, Fuzzy, Margin, PromptLookup, Stochastic, Window, verify

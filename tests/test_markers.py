@@ -6,7 +6,7 @@ import llama_cpp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from one_text import Engine
+from one_request import Engine
 from test_engine_properties import EOG, N_VOCAB, PROMPT, PROTECTED, Oracle, require_same, scripts, windows
 
 from pyfly_cpp import Exact, FlyLlama, Margin, Window

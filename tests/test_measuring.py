@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from one_text import one_round
+from one_request import one_round
 
 from pyfly_cpp import Exact, PromptLookup, Window
 from pyfly_cpp._native import Batch, CallbackDrafter, Costs, ScriptedTarget
@@ -43,7 +43,7 @@ def decode(batch, n=5, history=(1, 2, 3)):
 
 
 @pytest.mark.parametrize(
-    ("n_texts", "k", "sizes", "sizes_given"),
+    ("n_requests", "k", "sizes", "sizes_given"),
     [
         (1, 8, {}, (1, 2, 3, 4, 6, 8, 9)),
         (1, 3, {}, (1, 2, 3, 4)),
@@ -57,9 +57,9 @@ def decode(batch, n=5, history=(1, 2, 3)):
     ],
 )
 @pytest.mark.parametrize("recurrent", [None, (2, True), (0, True), (0, False)], ids=str)
-def test_the_sizes_that_a_step_can_have(n_texts, k, sizes, sizes_given, recurrent):
+def test_the_sizes_that_a_step_can_have(n_requests, k, sizes, sizes_given, recurrent):
     model = Model()
-    target = ScriptedTarget(model, N_VOCAB, n_sequences=n_texts, recurrent=recurrent, **sizes)
+    target = ScriptedTarget(model, N_VOCAB, n_sequences=n_requests, recurrent=recurrent, **sizes)
     with target, Batch(target) as batch, CallbackDrafter(never) as own, PromptLookup().open() as lookup:
         k = min(k, sizes.get("n_batch", 512) - 1)
         batch.configure([(lookup, min(k, 2)), (own, k)], adaptive=True)
@@ -68,8 +68,8 @@ def test_the_sizes_that_a_step_can_have(n_texts, k, sizes, sizes_given, recurren
         assert all(us > 0 for _, us in costs.rows) and costs.drafts == () and costs.catch_up == (0.0, 0.0)
         assert all(slot.n_evaluated == 0 for slot in batch.slots)
         rows = [len(history) for history in model.seen]
-        for n in sizes_given if recurrent != (0, False) else ():  # each at least twice, over as many texts as it can
-            assert rows.count(-(-n // n_texts)) >= 2
+        for n in sizes_given if recurrent != (0, False) else ():  # each at least twice, over as many requests as it can
+            assert rows.count(-(-n // n_requests)) >= 2
         assert all(0 <= token < N_VOCAB for history in model.seen for token in history)
         batch.expect(costs)
 
@@ -88,7 +88,7 @@ def test_nothing_is_left_behind_and_nothing_counted():
         assert decode(batch)[0] == expected and batch.slots[0].counters()["prefilled"] == counters["prefilled"]
 
 
-def test_not_while_a_text_runs():
+def test_not_while_a_request_runs():
     target = ScriptedTarget(Model(), N_VOCAB)
     with target, Batch(target) as batch:
         batch.configure([], adaptive=True)

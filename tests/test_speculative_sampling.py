@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llama_cpp._internals import LlamaSampler
-from one_text import Engine
+from one_request import Engine
 from sampling_oracle import (
     DRAFTERS,
     N_VOCAB,
@@ -243,15 +243,15 @@ def test_the_statistics_notice_a_wrong_distribution():
         Fit(observed, dict(enumerate(p))).require()
 
 
-# ---- Several texts ---------------------------------------------------------------------------------------------------
+# ---- Several requests ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("gate", RULES, ids=str)
-def test_texts_that_wait_for_room_are_what_they_are_alone(gate):
+def test_requests_that_wait_for_room_are_what_they_are_alone(gate):
     """A step that could not be evaluated had drafted already; it is drafted again with the same numbers."""
     target, drafter = Script(21), RowDrafter(Script(22).row, N_VOCAB)
 
-    def texts(n_slots, prompts, seeds, n_cells):
+    def answers(n_slots, prompts, seeds, n_cells):
         found, has_waited = {}, False
         with (
             ScriptedTarget(target.row, N_VOCAB, 60, 16, n_sequences=n_slots, n_cells=n_cells) as scripted,
@@ -261,7 +261,7 @@ def test_texts_that_wait_for_room_are_what_they_are_alone(gate):
             for slot, prompt, seed in zip(batch.slots, prompts, seeds):
                 slot.begin(prompt, gate.nodes(), Window(0).config(), sampler=sampler(seed, 0.9))
                 found[slot.number] = []
-            while any(slot.has_text for slot in batch.slots):
+            while any(slot.has_request for slot in batch.slots):
                 for progress in batch.step():
                     slot = batch.slots[progress.slot]
                     found[slot.number] += [token for _, token in slot.tokens()]
@@ -271,9 +271,9 @@ def test_texts_that_wait_for_room_are_what_they_are_alone(gate):
         return [found[i][:30] for i in range(n_slots)], has_waited
 
     prompts, seeds = [[2 + i] * (i + 1) for i in range(4)], [7, 7, 8, 9]
-    together, has_waited = texts(4, prompts, seeds, 90)
+    together, has_waited = answers(4, prompts, seeds, 90)
     assert has_waited
-    alone = [texts(1, [prompt], [seed], 60)[0][0] for prompt, seed in zip(prompts, seeds)]
+    alone = [answers(1, [prompt], [seed], 60)[0][0] for prompt, seed in zip(prompts, seeds)]
     assert together == alone
 
 

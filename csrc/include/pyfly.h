@@ -419,7 +419,7 @@ typedef struct pyfly_lookup_config {
     size_t n_memory;              /* most tokens of answers that are remembered; 0: none */
 } pyfly_lookup_config;
 
-/* Prompt lookup: searches the text itself, the answers of texts that have ended, and texts[n_texts].
+/* Prompt lookup: searches the text itself, the answers of requests that have ended, and texts[n_texts].
  * answers[n_answers]: the first contents of the memory of answers. Both are copied, with a -1 between two texts.
  * `target` is borrowed; NULL: no token is known to be a control token. INVALID: a number is out of range, or a token is
  * none of the target's. */

@@ -1,5 +1,5 @@
 // In which order the cells of a cache were written: of one sequence that is the order of its tokens, wherever they lie.
-// Attention adds up in this order, so that a text does not depend on what else is, or was, in the cache.
+// Attention adds up in this order, so that a request does not depend on what else is, or was, in the cache.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-"""The batch: several texts on one target, `csrc/batch.cpp`."""
+"""The batch: several requests on one target, `csrc/batch.cpp`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Costs(NamedTuple):
     rows: tuple[tuple[int, float], ...]
     """(rows, microseconds) of batches of the target."""
     drafts: tuple[tuple[int, int, int, float], ...]
-    """(drafter, texts, tokens for each, microseconds) of drafts."""
+    """(drafter, requests, tokens for each, microseconds) of drafts."""
     catch_up: tuple[float, ...]
     """Microseconds of evaluating one token that a drafter has missed; 0 if not known, or free."""
     change: float = 0.0
@@ -74,7 +74,7 @@ def _no_failure() -> None:
 
 
 class Batch(NativeHandle):
-    """Several texts on one target. Must be closed before its target and drafters are."""
+    """Several requests on one target. Must be closed before its target and drafters are."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -92,7 +92,7 @@ class Batch(NativeHandle):
         n_chunk: int = 0,
         us_chunk: int = 0,
     ) -> None:
-        """Sets what texts draft with, each drafter with its draft_max; not while one runs. An error changes nothing.
+        """Sets what requests draft with, each drafter with its draft_max; not while one runs. An error changes nothing.
         n_chunk, us_chunk: of prompts, as in `pyfly_batch_config`."""
         natives = ffi.new("pyfly_batch_drafter[]", [(drafter.pointer, k) for drafter, k in drafters])
         config = ffi.new("pyfly_batch_config *", {"adaptive": int(adaptive), "n_chunk": n_chunk, "us_chunk": us_chunk})
@@ -100,7 +100,7 @@ class Batch(NativeHandle):
         self.drafters = list(drafters)
 
     def measure(self) -> Costs:
-        """The costs of batches of the target and of drafts, on made-up tokens. Not while a text runs; what the slots
+        """The costs of batches of the target and of drafts, on made-up tokens. Not while a request runs; what the slots
         hold is dropped, also by an error."""
         costs = ffi.new("pyfly_costs *")
         check(lib.pyfly_batch_measure, self.pointer, costs)
@@ -145,7 +145,7 @@ class Batch(NativeHandle):
         stopped it."""
         check(lib.pyfly_batch_step, self.pointer, self._progress, self._n_progress)
         if self._n_progress[0] != 1:
-            raise ValueError("another text runs in this batch; step all of them.")
+            raise ValueError("another request runs in this batch; step all of them.")
         progress = self._progress[0]
         reported = self._failure(progress.slot, progress.status)
         if reported is not None:
@@ -178,16 +178,16 @@ class Batch(NativeHandle):
 
 
 class Slot:
-    """A place in a batch, and the text that runs there."""
+    """A place in a batch, and the request that runs there."""
 
     def __init__(self, batch: Batch, number: int) -> None:
         self._batch = weakref.proxy(batch)
         self.number = number
-        self._sampler: Any = None  # what the running text's copy of the chain calls back into
+        self._sampler: Any = None  # what the running request's copy of the chain calls back into
         self.take_failure: TakeFailure = _no_failure
-        """Returns, once, what the Python functions of the running text's sampler raised."""
-        self.has_text = False
-        """Whether a text runs: from `begin` to `end`, also after an error."""
+        """Returns, once, what the Python functions of the running request's sampler raised."""
+        self.has_request = False
+        """Whether a request runs: from `begin` to `end`, also after an error."""
         self._size = ffi.new("size_t *")
 
     @property
@@ -207,7 +207,7 @@ class Slot:
         draft_max: Sequence[int] | None = None,
         **settings: int,
     ) -> None:
-        """A text begins of which the target's memory holds the first n_evaluated tokens (None: as many as the batch
+        """A request begins of which the target's memory holds the first n_evaluated tokens (None: as many as the batch
         knows of). `sampler` is a llama_cpp LlamaSampler, whose
         chain is copied and whose Python functions are kept alive, or None for the argmax; what these raise cannot pass
         through C, `take_failure` returns it after a step. `n_room`: as of `want`, None: no limit. `draft_max`: one for
@@ -234,7 +234,7 @@ class Slot:
         check(lib.pyfly_batch_begin, self._pointer, self.number, request)
         self._sampler = sampler  # not before: the copy that was replaced called back into the old one
         self.take_failure = take_failure or _no_failure
-        self.has_text = True
+        self.has_request = True
         if n_room is not None:
             self.want(n_room)
 
@@ -286,7 +286,7 @@ class Slot:
         return row
 
     def history(self) -> TokenArray:
-        """A copy of every token of the text; inside a logits processor: the tokens before the row it sees."""
+        """A copy of every token of the request; inside a logits processor: the tokens before the row it sees."""
         n = ffi.new("size_t *")
         pointer = lib.pyfly_batch_history(self._pointer, self.number, n)
         return np.frombuffer(ffi.buffer(pointer, n[0] * 4), dtype=np.int32).copy() if n[0] else np.zeros(0, np.int32)
@@ -308,8 +308,8 @@ class Slot:
         return out
 
     def restore_kept(self, tokens: Any, state: bytes) -> None:
-        """Gives back the state behind these tokens, which the context was restored to begin with; while no text runs.
-        Nothing happens to other memories."""
+        """Gives back the state behind these tokens, which the context was restored to begin with; while no request
+        runs. Nothing happens to other memories."""
         array = boundary.tokens("the tokens of a kept state", tokens)
         check(
             lib.pyfly_batch_restore_kept, self._pointer, self.number, token_pointer(array), len(array),
@@ -321,14 +321,14 @@ class Slot:
         check(lib.pyfly_batch_park, self._pointer, self.number, n_keep)
 
     def end(self, n_keep: int = -1) -> None:
-        """Ends the text; the target's memory keeps its first n_keep positions, or, -1, what it holds of the committed
-        tokens."""
+        """Ends the request; the target's memory keeps its first n_keep positions, or, -1, what it holds of the
+        committed tokens."""
         try:
             check(lib.pyfly_batch_end, self._pointer, self.number, n_keep)
         finally:
             self._sampler = None
             self.take_failure = _no_failure
-            self.has_text = False
+            self.has_request = False
 
     # ---- Counters ----------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Counters of texts: `pyfly_stats` of pyfly.h."""
+"""Counters of requests: `pyfly_stats` of pyfly.h."""
 
 from __future__ import annotations
 

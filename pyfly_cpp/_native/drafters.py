@@ -40,7 +40,7 @@ class LookupDrafter(Drafter):
     """Prompt lookup.
 
     Args:
-        target: Of whose texts answers are remembered; None: it is not used in a batch.
+        target: Of whose requests answers are remembered; None: it is not used in a batch.
         config: `pyfly_lookup_config` of pyfly.h.
         texts: Further tokens to look in, -1 between two texts.
         answers: What is remembered at first, likewise.

@@ -125,7 +125,7 @@ def load_guard() -> Iterator[None]:
 
 
 class Target(NativeHandle):
-    """The model that verifies texts."""
+    """The model that verifies drafts."""
 
     def protect(self, protected: Iterable[int] = (), eog: Iterable[int] = ()) -> None:
         """Marks tokens that are never accepted loosely, and tokens that end a text."""
@@ -147,7 +147,7 @@ class Target(NativeHandle):
 
     @property
     def n_sequences(self) -> int:
-        """Texts it can hold at a time."""
+        """Requests it can hold at a time."""
         return int(lib.pyfly_target_n_sequences(self.pointer))
 
     @property
@@ -185,8 +185,8 @@ class LlamaTarget(Target):
     """A llama_context as llama_cpp holds it (a ctypes pointer). Must be closed before the context is.
 
     `adapts`, `adapts_batch`: whether its thread counts for one token and for batches follow the load of the machine.
-    `n_texts`: how many of its sequences are used; 0: all. `n_ctx`: most positions of one text; 0: what the context
-    allows. `tap`: the context's, if it has one.
+    `n_requests`: how many of its sequences are used; 0: all. `n_ctx`: most positions of one request; 0: what the
+    context allows. `tap`: the context's, if it has one.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class LlamaTarget(Target):
         context: Any,
         adapts: bool = False,
         adapts_batch: bool = False,
-        n_texts: int = 0,
+        n_requests: int = 0,
         n_ctx: int = 0,
         tap: LayerTap | None = None,
     ) -> None:
@@ -212,7 +212,7 @@ class LlamaTarget(Target):
             "pyfly_target",
             void_pointer(context),
             adaptive,
-            n_texts,
+            n_requests,
             n_ctx,
             ffi.NULL if tap is None else tap.pointer,
         )
@@ -278,7 +278,7 @@ class ScriptedTarget(Target):
             n_vocab: Tokens.
             n_ctx: Positions of one sequence.
             n_batch: Most tokens in one evaluation.
-            n_sequences: Texts at a time.
+            n_sequences: Requests at a time.
             n_cells: Positions of all sequences together; None: n_ctx each.
             pieces: The texts of the tokens, without NUL; None: they have none.
             recurrent: Snapshots behind the last token, and whether there are checkpoints, of a recurrent memory.

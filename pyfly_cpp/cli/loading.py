@@ -209,7 +209,7 @@ class Models:
         return " and ".join([*servers, *gpus] if named is None else named) or "the CPU"
 
     def choose_parallel(self) -> int:
-        """How many texts at a time fit well in memory. Raises ValueError."""
+        """How many requests at a time fit well in memory. Raises ValueError."""
         return choose_parallel(str(self.model), self.n_ctx or self._trained or DEFAULT_N_CTX)
 
     def load(self, load: Callable[..., T], *first: Any, names_demo: bool = True, **arguments: Any) -> T:

@@ -33,13 +33,13 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 
 
 _MOST = {
-    "tokens": (click.IntRange(1), "Maximum answer length in tokens, even if a request wants more."),
-    "seconds": (Real(0.1), "Time limit for an answer in seconds."),
-    "waiting": (click.IntRange(0), "Requests that wait for their turn; more are turned away."),
-    "texts": (click.IntRange(1), "Maximum number of answers to a request: prompts times n."),
-    "body": (click.IntRange(1024), "Maximum size of a request in bytes."),
+    "tokens": ("max_tokens", click.IntRange(1), "Maximum answer length in tokens, even if a request wants more."),
+    "seconds": ("max_seconds", Real(0.1), "Time limit for an answer in seconds."),
+    "waiting": ("max_waiting", click.IntRange(0), "Requests that wait for their turn; more are turned away."),
+    "texts": ("max_answers", click.IntRange(1), "Maximum number of answers to a request: prompts times n."),
+    "body": ("max_body", click.IntRange(1024), "Maximum size of a request in bytes."),
 }
-"""Options `--most-...` for the fields `max_...` of `RequestLimits`."""
+"""Options `--most-...`, each with the field of `RequestLimits` that it sets."""
 
 _OPTIONS = [
     click.option("--host", default="127.0.0.1", metavar="ADDRESS",
@@ -75,8 +75,8 @@ _OPTIONS = [
     number("--grace", declare=limits, kind=Real(0, 3600), metavar="SECONDS", default=10.0,
            help="How long running answers may continue when the server is stopped."),
     *(
-        number(f"--most-{name}", declare=limits, kind=kind, default=getattr(RequestLimits(), f"max_{name}"), help=text)
-        for name, (kind, text) in _MOST.items()
+        number(f"--most-{name}", declare=limits, kind=kind, default=getattr(RequestLimits(), field), help=text)
+        for name, (field, kind, text) in _MOST.items()
     ),
 ]  # fmt: skip
 
@@ -113,7 +113,7 @@ def command(
     for origin in given["origins"]:
         if origin != "*" and not _ORIGIN.fullmatch(origin):
             raise click.UsageError(f"--cors {origin!r} is not an origin; write it like http://localhost:3000, or *.")
-    most = RequestLimits(**{f"max_{name}": given.pop(f"most_{name}") for name in _MOST})
+    most = RequestLimits(**{field: given.pop(f"most_{name}") for name, (field, *_) in _MOST.items()})
     keys = _keys(api_key, api_key_file)
     if not keys and not no_auth and not is_loopback(host):
         raise click.UsageError(

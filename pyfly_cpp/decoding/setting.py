@@ -181,7 +181,7 @@ class Decoding:
 
 
 OF_REQUEST = tuple(name for name in field_names(Decoding) if name not in ("drafter", "adaptive"))
-"""The fields that each text of a batch may have for itself; the others are the batch's."""
+"""The fields that each request of a batch may have for itself; the others are the batch's."""
 
 _ADAPTIVE = {"adaptive": True, "no-adaptive": False}
 

@@ -77,7 +77,7 @@ def expect_costs(
     Args:
         batch: Configured with its drafters.
         setup: See `setup_of`.
-        may_measure: No text runs, and whatever the slots hold may be dropped. Without, only what is kept counts.
+        may_measure: No request runs, and whatever the slots hold may be dropped. Without, only what is kept counts.
         verbose: Print a line to stderr when something was measured.
 
     Returns:

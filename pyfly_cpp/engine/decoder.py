@@ -24,7 +24,7 @@ class Decoder:
     """Target, batch and drafters of one context, and what they have counted.
 
     Must be closed before the context is. Target and batch are made when they are first needed. A FlyLlama is a batch of
-    one: its text is in the only slot.
+    one: its request is in the only slot.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Decoder:
         markers: Sequence[str],
         adapts: tuple[bool, bool],
         has_own_head: bool,
-        n_texts: int,
+        n_requests: int,
         n_ctx: int,
         settings: dict[str, int],
         tap: _native.LayerTap | None,
@@ -47,8 +47,8 @@ class Decoder:
             markers: Texts that no token may begin or continue loosely.
             adapts: Whether the thread counts, for one token and for batches, follow the load of the machine.
             has_own_head: Whether the model is loaded with the MTP head of its file.
-            n_texts: Texts at a time.
-            n_ctx: Most tokens of one text; 0: as many as the context holds.
+            n_requests: Requests at a time.
+            n_ctx: Most tokens of one request; 0: as many as the context holds.
             settings: How it was loaded, as fields of `pyfly_draft_model_config` of pyfly.h.
             tap: What the context calls while it evaluates.
         """
@@ -58,7 +58,7 @@ class Decoder:
         """Texts that no token may begin or continue loosely."""
         self._adapts = adapts
         self._has_own_head = has_own_head
-        self._limits = n_texts, n_ctx
+        self._limits = n_requests, n_ctx
         self._settings = settings
         self._tap = tap
         self.computed_with = applied(context)
@@ -81,12 +81,12 @@ class Decoder:
 
     @property
     def batch(self) -> _native.Batch:
-        """The batch that runs the texts."""
+        """The batch that runs the requests."""
         return self._open()[1]
 
     @property
     def slot(self) -> _native.Slot:
-        """The text of a batch of one."""
+        """The slot of a batch of one."""
         return self.batch.slots[0]
 
     def _open(self) -> tuple[_native.LlamaTarget, _native.Batch]:
@@ -102,8 +102,8 @@ class Decoder:
 
     @property
     def running(self) -> _native.Slot | None:
-        """The slot if a text runs there."""
-        return self.slot if self._batch is not None and self.slot.has_text else None
+        """The slot if a request runs there."""
+        return self.slot if self._batch is not None and self.slot.has_request else None
 
     def close(self) -> None:
         """Frees everything; a second call does nothing."""

@@ -23,7 +23,7 @@ class Processors:
     """The caller's logits processors, shown the tokens before the very row they work on.
 
     The base class shows them its evaluated tokens, which during a step is not the history of the row. What a processor
-    raises cannot pass through C; it is kept for whoever steps the text.
+    raises cannot pass through C; it is kept for whoever steps the request.
     """
 
     def __init__(self, history: Callable[[], npt.NDArray[np.int32]], processors: Any) -> None:

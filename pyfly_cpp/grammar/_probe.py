@@ -143,7 +143,7 @@ def _light() -> Iterator[None]:
     n_bytes, begun = _allocated(), time.process_time()
     yield
     if _allocated() - n_bytes > _READ_BYTES or time.process_time() - begun > _READ_SECONDS:
-        raise _Refused("takes too much time or memory for each text; repeat less in it")
+        raise _Refused("takes too much time or memory for each request; repeat less in it")
 
 
 class _Allocations(ctypes.Structure):

@@ -64,14 +64,14 @@ class BatchLlama(DraftingLlama):
         info = _native.inspect_model(model_path)
         n_ctx = n_ctx or info.n_positions or info.n_ctx_train or _CELLS
         least = _rounded_up(n_ctx)
-        self._n_ctx_of_text = n_ctx if info.n_positions else least
+        self._n_ctx_of_request = n_ctx if info.n_positions else least
         n_all = least * self.n_parallel if n_cells is None else require_integer("n_cells", n_cells, least)
         if n_all >= 2**31:
             raise ArgumentError(
                 f"{n_parallel} requests of {n_ctx} tokens are more than a cache can hold; lower {{n_ctx}}."
             )
         n_cells = _rounded_up(n_all)
-        if self._n_ctx_of_text <= info.n_ctx_short < n_cells:
+        if self._n_ctx_of_request <= info.n_ctx_short < n_cells:
             # llama.cpp chooses the RoPE scaling by the size of the whole cache; the size of one request decides here.
             key = f"{info.architecture}.rope.scaling.original_context_length"
             kwargs["kv_overrides"] = {key: n_cells, **(kwargs.get("kv_overrides") or {})}
@@ -94,7 +94,7 @@ class BatchLlama(DraftingLlama):
             params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO
 
     def _too_large(self, n_ctx: int, need: str) -> str:
-        return f"{counted(self.n_parallel, 'request')} of {self._n_ctx_of_text} tokens {need}: {self._each_takes}"
+        return f"{counted(self.n_parallel, 'request')} of {self._n_ctx_of_request} tokens {need}: {self._each_takes}"
 
     @property
     def _each_takes(self) -> str:

@@ -169,7 +169,7 @@ class Generation:
         return committed
 
     def _hold(self) -> None:
-        """Records what the text begins with."""
+        """Records what the request begins with."""
         history = self.request.history
         self._llm.input_ids[: len(history)] = history
         self._llm.n_tokens = self.request.slot.n_evaluated  # of a recurrent state it may be less than could be reused

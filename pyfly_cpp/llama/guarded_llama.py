@@ -76,11 +76,11 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
     spm_infill: bool
     cache: Any
 
-    n_parallel = 1  # texts at once
+    n_parallel = 1  # requests at once
     _close_waits = False
     """Whether `close` waits for threads that tokenize."""
-    _n_ctx_of_text = 0
-    """Most tokens of one text, for subclasses whose context holds several; 0: as many as the context holds."""
+    _n_ctx_of_request = 0
+    """Most tokens of one request, for subclasses whose context holds several; 0: as many as the context holds."""
     _may_choose_attention = False
     """Whether llama.cpp chooses between flash attention and none."""
     _bytes_of_context: int | None = None
@@ -129,8 +129,8 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         self._n_ctx_short, self._may_rotate = info.n_ctx_short, may_rotate()
         n_positions = info.n_positions
         if n_positions:
-            given = self._n_ctx_of_text or int(kwargs.get("n_ctx", BASE_DEFAULTS["n_ctx"]))
-            self._n_ctx_of_text = within_positions(given, n_positions, model_path)
+            given = self._n_ctx_of_request or int(kwargs.get("n_ctx", BASE_DEFAULTS["n_ctx"]))
+            self._n_ctx_of_request = within_positions(given, n_positions, model_path)
         self._adapts = fill_thread_counts(kwargs)
         if max(kwargs["n_threads"], kwargs["n_threads_batch"]) > 1:
             require_own_threads()
@@ -166,7 +166,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         if not has_texts and kwargs.get("tokenizer") is None:
             self.tokenizer_ = _Missing("this model has no vocabulary: give generate() token ids, or pass tokenizer=.")
         if n_positions:
-            self._n_ctx = min(self._n_ctx, self._n_ctx_of_text)
+            self._n_ctx = min(self._n_ctx, self._n_ctx_of_request)
         # llama.cpp rounds the context up: what it holds counts, for the base class's arrays, too.
         self.input_ids = np.zeros(self._n_ctx, dtype=np.intc)
         if self._logits_all:
@@ -177,8 +177,8 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             markers=markers_of(self) if has_texts else (),
             adapts=self._adapts,
             has_own_head=has_own_head,
-            n_texts=self.n_parallel,
-            n_ctx=self._n_ctx_of_text,
+            n_requests=self.n_parallel,
+            n_ctx=self._n_ctx_of_request,
             settings={
                 "n_gpu_layers": self.model_params.n_gpu_layers,
                 "flash_attn": int(self.context_params.flash_attn_type),
@@ -204,7 +204,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
             access=self._access,
             decoder=decoder,
             n_parallel=self.n_parallel,
-            n_ctx=min(self._n_ctx, self._n_ctx_of_text or self._n_ctx),
+            n_ctx=min(self._n_ctx, self._n_ctx_of_request or self._n_ctx),
             n_batch=self.n_batch,
             changes=(self.kv_overrides, self.tensor_split, self.lora_path, self.lora_scale, self._kernels, *where),
             verbose=self.verbose,
@@ -272,7 +272,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         width, n_layers = llama_cpp.llama_model_n_embd(self.model), llama_cpp.llama_model_n_layer(self.model)
         n_free = memory.available()
         is_small = n_free is None or 2 * params.n_ctx * n_layers * width * 2 * 4 < n_free
-        return is_small and not self._n_ctx_of_text  # contexts for several texts say what each of them takes
+        return is_small and not self._n_ctx_of_request  # contexts for several requests say what each takes
 
     def _require_memory(self, params: Any) -> None:
         """Raises ValueError if the context is larger than what is free; llama.cpp fills it, and the system would end

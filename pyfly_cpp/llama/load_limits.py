@@ -61,7 +61,7 @@ def require_attribute(kind: type, name: str, is_loaded: bool) -> None:
 
 
 def within_positions(n_ctx: int, n_positions: int, model_path: str) -> int:
-    """Most tokens of a text of n_ctx, 0: as many as there can be, if the embeddings of positions are learned; behind
+    """Most tokens of a request of n_ctx, 0: as many as there can be, if the embeddings of positions are learned; behind
     the last one llama.cpp ends the process. Raises ValueError if n_ctx is more."""
     if n_ctx > n_positions:
         raise ArgumentError(

@@ -25,21 +25,21 @@ _MOST_SIMULATED = 2**18
 is extrapolated from this one and one of half its size."""
 
 
-def simulated_context(path: str, model_params: Any, context_params: Any, n_texts: int, n_ctx: int) -> int | None:
-    """Bytes of this computer's memory that a context of n_texts and n_ctx tokens would take in addition to the weights,
-    or None if llama.cpp does not report it. Reads the file's header.
+def simulated_context(path: str, model_params: Any, context_params: Any, n_requests: int, n_ctx: int) -> int | None:
+    """Bytes of this computer's memory that a context of n_requests and n_ctx tokens would take in addition to the
+    weights, or None if llama.cpp does not report it. Reads the file's header.
 
     Args:
         path: The GGUF file.
         model_params: llama_model_params it is loaded with.
         context_params: llama_context_params, except for the sizes.
-        n_texts: Sequences.
+        n_requests: Sequences.
         n_ctx: Cells that they share.
     """
     dry_model, dry_context = _copy(model_params), _copy(context_params)
     leave_weights(dry_model)
     dry_model.progress_callback = llama_cpp.llama_progress_callback()
-    dry_context.n_seq_max = n_texts
+    dry_context.n_seq_max = n_requests
     with contextlib.ExitStack() as stack:
         stack.enter_context(log.silenced())  # what is to be said is said of the real one
         model = llama_cpp.llama_model_load_from_file(path.encode(), dry_model)
@@ -104,7 +104,7 @@ def in_words(n_bytes: int) -> str:
 
 
 def choose_parallel(model: str, n_ctx: int) -> int:
-    """How many texts of n_ctx tokens to run at a time: as many as fit in a quarter of the memory that is free beside
+    """How many requests of n_ctx tokens to run at a time: as many as fit in a quarter of the memory that is free beside
     the weights, 1..8. Raises ValueError if the model is no usable GGUF file."""
     require_gguf(model)
     params = llama_cpp.llama_model_default_params()

@@ -106,7 +106,7 @@ class Generator:
 
     @property
     def n_ctx(self) -> int:
-        """Most tokens of a text."""
+        """Most tokens of a request."""
         return int(self.llm.n_ctx())
 
     def require(self, settings: Sequence[Decoding]) -> None:
@@ -165,7 +165,7 @@ class Generator:
         drafting = [setting for setting in settings if not setting.is_plain]
         if not self.llm.can_speculate or any(has_head(self.drafters.of(setting).drafter) for setting in drafting):
             return 0
-        # An adaptive setting would take this for a text.
+        # An adaptive setting would take this for a request.
         for setting in (PLAIN, *[setting for setting in drafting if not setting.adaptive][:1]):
             self._first_step(prompt.tokens, setting)
             self.forget(len(prompt.tokens) - 1)

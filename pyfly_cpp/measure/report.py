@@ -248,10 +248,10 @@ SWEEP_NOTE = (
 
 
 PARALLEL_NOTE = (
-    "Tokens/s of all is decoding without the prompts, total tokens over the time that the batch took; so many texts "
-    "ran all the time. First token: after the beginning of the request, its prompt included. Between tokens: until a "
-    "reader gets more; the tokens of one step come together. Numbers and settings took turns on blocks of prompts. "
-    "95% confidence intervals: percentile bootstrap over prompts."
+    "Tokens/s of all is decoding without the prompts, total tokens over the time that the batch took; so many "
+    "requests ran all the time. First token: after the beginning of the request, its prompt included. Between tokens: "
+    "until a reader gets more; the tokens of one step come together. Numbers and settings took turns on blocks of "
+    "prompts. 95% confidence intervals: percentile bootstrap over prompts."
 )
 
 

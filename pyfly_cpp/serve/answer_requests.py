@@ -139,7 +139,7 @@ def settings_of(sampling: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_seeds(seed: int | None, n: int, own: int | None) -> list[int]:
-    """A seed for each of n texts: of the first the given one, then the next. None, -1 and ANY_SEED mean the server's
+    """A seed for each of n requests: of the first the given one, then the next. None, -1 and ANY_SEED mean the server's
     own, or any if it has none."""
     given = own if seed in (None, -1, ANY_SEED) else seed
     first = secrets.randbelow(ANY_SEED) if given is None or given == -1 else int(given)

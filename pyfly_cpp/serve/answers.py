@@ -40,7 +40,7 @@ class Answer(Protocol):
     """A request that was understood. It is fed with pieces; the answer is the same event by event and as a whole."""
 
     requests: list[AnswerRequest]
-    """The texts that it wants."""
+    """One for each text that it wants."""
     stream: bool
     """Whether it wants events."""
     tells_progress: bool
@@ -84,7 +84,7 @@ class Shared:
         self.body = body
         self.decoding = decoding
         self.n = body.n or 1
-        """Texts of each prompt."""
+        """Answers to each prompt."""
         self.stream = bool(body.stream)
         self.tells_progress = bool(body.return_progress)
         self.with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
@@ -145,8 +145,8 @@ class Shared:
         return None if n < 0 else n
 
     def require_few(self, n_prompts: int) -> None:
-        """Raises ApiError: with so many prompts the request asks for too many texts."""
-        most = self.settings.limits.max_texts
+        """Raises ApiError: with so many prompts the request asks for too many answers."""
+        most = self.settings.limits.max_answers
         if self.n * n_prompts > most:
             raise bad_request(f"the request asks for {self.n * n_prompts} answers; at most {most} are allowed.", "n")
 
@@ -279,7 +279,7 @@ def read_format(body: NumberedFields) -> Constraint | None:
 
 
 class Told:
-    """The fields `pyfly` of the pieces of a text, as one."""
+    """The fields `pyfly` of the pieces of one of its requests, as one."""
 
     def __init__(self) -> None:
         self._last: dict[str, Any] = {}

@@ -44,7 +44,7 @@ class Embedder:
     """
 
     def __init__(self, batch: FlyBatch, pooling: str | None = None) -> None:
-        """Makes the context, which takes memory for one text of the batch. It is freed with the batch's model.
+        """Makes the context, which takes memory for one request of the batch. It is freed with the batch's model.
 
         Args:
             pooling: mean, cls, last or none; None: the choice of the model's file.

@@ -33,8 +33,8 @@ class Metrics:
         self.embedded_tokens = Counter("embedded_tokens", "Tokens of embedded inputs.", **own)
         self.first_token = Histogram("first_token", "From a request to its first token.", **timed)
         self.between_tokens = Histogram("between_tokens", "Between tokens.", **timed)
-        Gauge("texts_running", "Texts that are written now.", **own).set_function(lambda: turns.running)
-        Gauge("texts_waiting", "Texts that wait for their turn.", **own).set_function(lambda: turns.waiting)
+        Gauge("texts_running", "Answers that are written now.", **own).set_function(lambda: turns.running)
+        Gauge("texts_waiting", "Answers that wait for their turn.", **own).set_function(lambda: turns.waiting)
         self._registry.register(_OfBatch(stats))
 
     def render(self) -> bytes:

@@ -57,7 +57,7 @@ class Model:
         if template:
             self.template, self._handler = template, self._handler_of(template)
         self.decoding: Decoding = batch.decoding if self.drafters else batch.decoding.but(drafter="none")
-        """How texts are decoded by default."""
+        """How requests are decoded by default."""
 
     @property
     def path(self) -> str:
@@ -233,10 +233,10 @@ class Model:
             raise bad_request(f"the model's chat template refuses these messages: {str(error)[:200]}.", "messages") \
                 from None  # fmt: skip
 
-    # ---- Texts -------------------------------------------------------------------------------------------------------
+    # ---- Requests ----------------------------------------------------------------------------------------------------
 
     def write(self, wanted: AnswerRequest, on_progress: Callable[[int], None]) -> Handle:
-        """Has a text written; its chunks are pieces (engine/output.py).
+        """Has a request answered; its chunks are pieces (engine/output.py).
 
         Args:
             on_progress: Called in the thread that steps with how many tokens of the prompt are known: at the beginning,

@@ -59,7 +59,7 @@ def serve(
     """Serves until a signal stops it (in the main thread), and then until what runs has ended.
 
     Args:
-        batch: Writes the texts; the caller's to close.
+        batch: Runs the requests; the caller's to close.
         bound: Where to listen; closed at the end.
         on_start: Called when requests are taken.
         on_wait: Called when Ctrl-C stops it while answers run.

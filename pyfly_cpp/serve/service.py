@@ -1,4 +1,4 @@
-"""What runs behind the routes: texts get their turns, are written, and are given up when nobody wants them."""
+"""What runs behind the routes: requests get their turns, are answered, and are given up when nobody wants them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Service:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a text is being written, or waits."""
+        """Whether a request runs, or waits."""
         return any((turns.running or turns.waiting) for turns in (self.turns, self.embedding))
 
     def give_up(self) -> None:
@@ -87,7 +87,7 @@ class Service:
         self.grammars.close()
 
     def slots(self) -> set[int]:
-        """Those that a text runs in."""
+        """Those that a request runs in."""
         steps = [step for handle in self._running for step in handle.steps[-1:]]
         return {slot.number for slot in (step.slot for step in steps) if slot is not None}
 
@@ -104,10 +104,10 @@ class Service:
         return await while_there(request.receive, work)
 
     async def pieces(self, answer: Answer, whose: str) -> AsyncIterator[tuple[int, Piece | Progress | None]]:
-        """The pieces of all texts of an answer, as they come, and before those of each how far its prompt is. Closed
+        """The pieces of all requests of an answer, as they come, and before those of each how far its prompt is. Closed
         early, it gives the others up immediately. `whose`: the client, see `client_of`.
 
-        From the time that its texts wait for their turn, there is a beat (None) every few seconds.
+        From the time that its requests wait for their turn, there is a beat (None) every few seconds.
 
         Raises:
             ApiError: there is no room, the request cannot be served, or the server ends.

@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """RequestLimits of one request, and of all together."""
+    """Limits of one request, and of all together."""
 
     max_tokens: int = 4096
     """Tokens of one answer."""
     max_seconds: float = 600.0
-    """For one text, its turn included: what it has by then is its answer. As long may it wait for its turn."""
-    max_texts: int = 128
-    """Texts of one request: prompts times n."""
+    """For one answer, its turn included: what it has by then is all. As long may it wait for its turn."""
+    max_answers: int = 128
+    """Answers to one request: prompts times n."""
     max_inputs: int = 2048
     """Texts of one request for vectors, as many as OpenAI takes."""
     max_waiting: int = 256
-    """Texts that wait for their turn; more are turned away with 429."""
+    """Answers that wait for their turn; more are turned away with 429."""
     max_body: int = 4 * 2**20
     """Bytes of a request."""
     max_depth: int = 64

@@ -20,7 +20,7 @@ _N_AT_ONCE = 256
 
 
 class TextAnswer(Shared):
-    """A text completion: n texts of each prompt."""
+    """A text completion: n for each prompt."""
 
     kind = chunk_kind = "text_completion"
 

@@ -1,4 +1,4 @@
-"""How far a prompt is, and how long a text took: what llama.cpp's clients show of an answer."""
+"""How far a prompt is, and how long a request took: what llama.cpp's clients show of an answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyfly_cpp.engine.output import Piece
 
 @dataclass(frozen=True)
 class Progress:
-    """So many tokens of a prompt are known. Comes before the first piece of a text."""
+    """So many tokens of a prompt are known. Comes before the first piece of a request."""
 
     n: int
     n_all: int
@@ -64,7 +64,7 @@ class Timings:
         }  # fmt: skip
 
     def as_dict(self) -> dict[str, Any]:
-        """The counts and milliseconds. A text's first step comes with its prompt, so the speed is that of the tokens
+        """The counts and milliseconds. A request's first step comes with its prompt, so the speed is that of the tokens
         behind it, and 0 if there are none, as in llama.cpp's server."""
         n_prompt, n_behind = self._progress.n - self._n_cached, max(0, self._n_tokens - self._n_first)
         prompt_ms = 1e3 * ((self._first or self._last) - self._begun)

@@ -1,4 +1,4 @@
-"""Whose turn it is: so many texts run, so many wait, and requests that wait take turns, whatever they have to write."""
+"""Whose turn it is: so many answers run, so many wait, and requests that wait take turns, however many they want."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Turns:
         self.is_closed = False
         """Whether nobody is admitted any more."""
         self.running = 0
-        """Texts that have their turn."""
+        """Answers that have their turn."""
         self.waiting = 0
-        """Texts that were admitted and have not."""
+        """Answers that were admitted and have not."""
 
     @contextlib.contextmanager
     def admitted(self, n: int) -> Iterator[Ticket]:
-        """A place for the n texts of a request. Raises ApiError: there is none."""
+        """A place for the n answers to a request. Raises ApiError: there is none."""
         room = self._n_slots + self._max_waiting
         if self.is_closed:
             raise stopping()
@@ -103,11 +103,11 @@ class Ticket:
     def __init__(self, turns: Turns, n: int) -> None:
         self._turns = turns
         self.n_left = n
-        """Texts that have not had their turn."""
+        """Answers that have not had their turn."""
 
     @contextlib.asynccontextmanager
     async def turn(self, max_seconds: float) -> AsyncIterator[None]:
-        """Around the writing of one of its texts: waits for its turn. Raises ApiError: it has waited so long."""
+        """Around one of its answers: waits for its turn. Raises ApiError: it has waited so long."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._turns._enqueue(self, future)
         try:

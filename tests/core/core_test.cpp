@@ -154,7 +154,7 @@ void test_lookup() {
     pyfly_drafter_free(nullptr);
 }
 
-// A model of 12 tokens whose row is a hash of the history. Texts that begin with `broken` fail in the end.
+// A model of 12 tokens whose row is a hash of the history. Requests that begin with `broken` fail in the end.
 constexpr int32_t n_vocab = 12, broken = 11;
 constexpr const char * pieces[n_vocab] = {"",   "a",       "\n",   "`",    "```\n", "1",
                                           " +", "<think>", "</th", "ink>", "\xe2",  "~~~"};
@@ -226,8 +226,8 @@ pyfly_request request_of(const std::vector<int32_t> & text, const pyfly_gate_nod
     return request;
 }
 
-// Several texts at once that join, leave and fail: exact ones commit what the model chooses. Returns how many steps
-// there were, of all texts.
+// Several requests at once that join, leave and fail: exact ones commit what the model chooses. Returns how many steps
+// there were, of all requests.
 int64_t test_batches(uint32_t begin, uint32_t end) {
     int64_t n_steps = 0;
     for (uint32_t seed = begin; seed < end; seed++) {

@@ -1,4 +1,4 @@
-// What one drafter does wrong stays with it and its text.
+// What one drafter does wrong stays with it and its request.
 
 #undef NDEBUG
 #include <algorithm>
@@ -47,12 +47,12 @@ class Proposes : public pyfly::Drafter {
     }
 };
 
-// It fails for the second text: where it is asked how much it has to do, or for a draft.
+// It fails for the second request: where it is asked how much it has to do, or for a draft.
 class Fails : public pyfly::Drafter {
   public:
     int32_t n_slots() const override { return 2; }
-    size_t n_behind(int32_t text, const std::vector<int32_t> &) const override {
-        if (text == 1 && fails_behind) {
+    size_t n_behind(int32_t slot, const std::vector<int32_t> &) const override {
+        if (slot == 1 && fails_behind) {
             throw std::runtime_error("no tokenizer");
         }
         return 0;
@@ -69,8 +69,8 @@ class Fails : public pyfly::Drafter {
     bool fails_behind = false, fails_proposing = false;
 };
 
-struct Texts {
-    Texts(bool is_adaptive, std::vector<pyfly::BatchDrafter> drafters) : batch(model, vocabulary) {
+struct Requests {
+    Requests(bool is_adaptive, std::vector<pyfly::BatchDrafter> drafters) : batch(model, vocabulary) {
         batch.configure(is_adaptive, std::move(drafters), 0, 0);
     }
 
@@ -91,28 +91,28 @@ void test_rows_without_tokens_are_not_the_next_drafters() {
     const pyfly_gate_node fuzzy = {PYFLY_GATE_FUZZY_TV, 0, 0.3, 0.0};
     LeavesRows leaves;
     Proposes proposes;
-    Texts texts(false, {{&leaves, 2}, {&proposes, 2}});
-    texts.begin(0, {&fuzzy, 1});
-    texts.batch.step();
-    assert(texts.history(0).at(2) == target_choice); // token 6 has no row to be compared by
-    assert(texts.batch.at(0).stats().drafted == 1);
+    Requests requests(false, {{&leaves, 2}, {&proposes, 2}});
+    requests.begin(0, {&fuzzy, 1});
+    requests.batch.step();
+    assert(requests.history(0).at(2) == target_choice); // token 6 has no row to be compared by
+    assert(requests.batch.at(0).stats().drafted == 1);
 }
 
-void test_a_text_stops_alone(bool is_adaptive, bool Fails::*failure, int32_t n_steps_before, pyfly_status status) {
+void test_a_request_stops_alone(bool is_adaptive, bool Fails::*failure, int32_t n_steps_before, pyfly_status status) {
     Fails drafter;
-    Texts texts(is_adaptive, {{&drafter, 2}});
+    Requests requests(is_adaptive, {{&drafter, 2}});
     for (const int32_t slot : {0, 1}) {
-        texts.begin(slot, pyfly::GateExpression::exact());
+        requests.begin(slot, pyfly::GateExpression::exact());
     }
     for (int32_t i = 0; i < n_steps_before; i++) {
-        texts.batch.step();
+        requests.batch.step();
     }
     drafter.*failure = true;
-    const std::vector<pyfly::Batch::Progress> progress = texts.batch.step();
+    const std::vector<pyfly::Batch::Progress> progress = requests.batch.step();
     assert(progress.size() == 2 && progress[0].is_step && progress[0].failure.status == PYFLY_OK);
-    assert(progress[1].failure.status == status && texts.batch.at(1).stats().steps == n_steps_before);
-    texts.batch.end(1, texts.history(1).size() - 1);
-    assert(texts.batch.step().size() == 1);
+    assert(progress[1].failure.status == status && requests.batch.at(1).stats().steps == n_steps_before);
+    requests.batch.end(1, requests.history(1).size() - 1);
+    assert(requests.batch.step().size() == 1);
 }
 
 // With a confidence for each token, as draft models have it.
@@ -126,16 +126,16 @@ class Weighs : public Proposes {
     }
 };
 
-// What is known of the last draft of a text says nothing of a step without one: not when the drafters are gone.
+// What is known of the last draft of a request says nothing of a step without one: not when the drafters are gone.
 void test_without_drafters_nothing_is_learned_of_the_last_draft() {
     Weighs drafter;
-    Texts texts(false, {{&drafter, 2}});
-    texts.begin(0, pyfly::GateExpression::exact());
-    texts.batch.step();
-    texts.batch.end(0, pyfly::Sequence::everything);
-    texts.batch.configure(true, {}, 0, 0);
-    texts.begin(0, pyfly::GateExpression::exact());
-    const std::vector<pyfly::Batch::Progress> progress = texts.batch.step();
+    Requests requests(false, {{&drafter, 2}});
+    requests.begin(0, pyfly::GateExpression::exact());
+    requests.batch.step();
+    requests.batch.end(0, pyfly::Sequence::everything);
+    requests.batch.configure(true, {}, 0, 0);
+    requests.begin(0, pyfly::GateExpression::exact());
+    const std::vector<pyfly::Batch::Progress> progress = requests.batch.step();
     assert(progress.size() == 1 && progress[0].is_step && progress[0].failure.status == PYFLY_OK);
 }
 
@@ -169,10 +169,10 @@ int main() {
     test_loops_end_and_the_caller_may_want_no_more();
     test_rows_without_tokens_are_not_the_next_drafters();
     for (const bool is_adaptive : {false, true}) {
-        test_a_text_stops_alone(is_adaptive, &Fails::fails_behind, 0, PYFLY_STATUS_INTERNAL);
+        test_a_request_stops_alone(is_adaptive, &Fails::fails_behind, 0, PYFLY_STATUS_INTERNAL);
     }
-    test_a_text_stops_alone(true, &Fails::fails_behind, 2, PYFLY_STATUS_INTERNAL);
-    test_a_text_stops_alone(false, &Fails::fails_proposing, 2, PYFLY_STATUS_NATIVE);
+    test_a_request_stops_alone(true, &Fails::fails_behind, 2, PYFLY_STATUS_INTERNAL);
+    test_a_request_stops_alone(false, &Fails::fails_proposing, 2, PYFLY_STATUS_NATIVE);
     std::printf("drafting: ok\n");
     return 0;
 }

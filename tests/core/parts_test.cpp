@@ -19,9 +19,9 @@ struct Outcome {
     int n_changes;
 };
 
-// Batches of texts with as many rows each, which take `cost(step, n_parts)` but for what the machine does besides.
-Outcome run(int n_steps, size_t n_texts, size_t n_rows, const std::function<double(int, size_t)> & cost, uint32_t seed,
-            double noise = 0.1) {
+// Batches of requests with as many rows each, which take `cost(step, n_parts)` but for what the machine does besides.
+Outcome run(int n_steps, size_t n_requests, size_t n_rows, const std::function<double(int, size_t)> & cost,
+            uint32_t seed, double noise = 0.1) {
     BatchParts parts;
     std::mt19937 rng(seed);
     std::normal_distribution<double> normal;
@@ -30,10 +30,10 @@ Outcome run(int n_steps, size_t n_texts, size_t n_rows, const std::function<doub
     int n_changes = 0;
     size_t last = 1;
     for (int step = 0; step < n_steps; step++) {
-        const size_t n = parts.choose(n_texts * n_rows, n_texts);
-        assert(n >= 1 && n <= n_texts);
-        const size_t n_cut = (n_texts * n_rows + BatchParts::n_rows_wanted - 1) / BatchParts::n_rows_wanted;
-        assert(n == 1 || n == std::min(n_cut, n_texts));
+        const size_t n = parts.choose(n_requests * n_rows, n_requests);
+        assert(n >= 1 && n <= n_requests);
+        const size_t n_cut = (n_requests * n_rows + BatchParts::n_rows_wanted - 1) / BatchParts::n_rows_wanted;
+        assert(n == 1 || n == std::min(n_cut, n_requests));
         parts.observe(cost(step, n) * std::exp(noise * normal(rng)) * (uniform(rng) < 0.02 ? 5.0 : 1.0));
         us += cost(step, n);
         us_best += std::min(cost(step, 1), cost(step, n_cut));
@@ -45,9 +45,9 @@ Outcome run(int n_steps, size_t n_texts, size_t n_rows, const std::function<doub
 
 void test_small_batches_stay_whole() {
     BatchParts parts;
-    for (const auto & [n_rows, n_texts] : {std::pair<size_t, size_t>{63, 63}, {64, 1}, {500, 1}, {1, 1}}) {
+    for (const auto & [n_rows, n_requests] : {std::pair<size_t, size_t>{63, 63}, {64, 1}, {500, 1}, {1, 1}}) {
         for (int i = 0; i < 10; i++) {
-            assert(parts.choose(n_rows, n_texts) == 1);
+            assert(parts.choose(n_rows, n_requests) == 1);
             parts.observe(100.0);
         }
     }
@@ -78,14 +78,14 @@ void test_what_costs_nothing_to_know_costs_little() {
     assert(o.of_best < 1.01 && o.n_changes < 40);
 }
 
-void test_texts_that_grow() {
-    // Short texts are faster whole, long ones in parts.
+void test_requests_that_grow() {
+    // Short requests are faster whole, long ones in parts.
     double worst = 1.0;
     for (uint32_t seed = 0; seed < 50; seed++) {
         const auto cost = [](int step, size_t n) { return n > 1 ? 1200.0 + step : 1000.0 + 3.0 * step; };
         worst = std::max(worst, run(600, 16, 5, cost, seed).of_best);
     }
-    std::printf("parts: at most %.3f of the faster way, texts that grow\n", worst);
+    std::printf("parts: at most %.3f of the faster way, requests that grow\n", worst);
     assert(worst < 1.06);
 }
 
@@ -95,5 +95,5 @@ int main() {
     test_small_batches_stay_whole();
     test_the_faster_way_is_found_and_kept();
     test_what_costs_nothing_to_know_costs_little();
-    test_texts_that_grow();
+    test_requests_that_grow();
 }

@@ -19,7 +19,7 @@ struct Machine {
     double us(double n) const { return us_of_step + us_of_token * n; }
 };
 
-// Steps of one running text while prompts are read; returns the longest of the last 40.
+// Steps of one running request while prompts are read; returns the longest of the last 40.
 double longest(PromptChunks & chunks, const Machine & machine, int32_t & n, double noise = 0.0) {
     std::mt19937 rng(1);
     std::normal_distribution<double> normal;

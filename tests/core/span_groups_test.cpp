@@ -88,7 +88,7 @@ struct Counts {
     int lost = 0, batches = 0;
 };
 
-// Texts that are evaluated now and then. Snapshots of spans of one token are not needed.
+// Requests that are evaluated now and then. Snapshots of spans of one token are not needed.
 Counts simulate(uint32_t seed, Together together) {
     constexpr int32_t n_sequences = 6;
     std::mt19937 rng(seed);

@@ -183,7 +183,7 @@ def test_only_where_it_is_needed_and_nothing_is_lost(load, measured, tiny_draft)
     llm = load(drafter=None)
     expected = answer(llm, long)
     n_prefilled = llm.stats.prefilled
-    llm.drafter = DraftModel(tiny_draft)  # there is a text in the context
+    llm.drafter = DraftModel(tiny_draft)  # there is a request in the context
     assert answer(llm, long) == expected and llm.stats.prefilled < 2 * n_prefilled
     assert not measured
     answer(llm, PROMPT)
@@ -194,7 +194,7 @@ def test_only_where_it_is_needed_and_nothing_is_lost(load, measured, tiny_draft)
     assert answer(llm, long) == expected and len(measured) == 1
 
 
-def test_several_texts_at_once(measured, tiny_target, tiny_draft, tmp_path):
+def test_several_requests_at_once(measured, tiny_target, tiny_draft, tmp_path):
     """For them it is measured with all slots; what they draft together, too."""
     for _ in range(3):
         with FlyBatch(tiny_target, 3, drafter=DraftModel(tiny_draft), **OPTIONS) as batch:

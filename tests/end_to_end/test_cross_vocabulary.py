@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from gguf_edit import edit_gguf, without_vocabulary
 from teacher_forcing import teacher_forcing_gap
-from test_several_texts import assert_greedy, complete, opened
+from test_several_requests import assert_greedy, complete, opened
 
 from pyfly_cpp import CrossVocabulary, DraftModel, FlyLlama, Fuzzy, PromptLookup
 from pyfly_cpp._native import Batch, ModelDrafter
@@ -137,7 +137,7 @@ def test_random_texts_stay_aligned(pair, tiny_target, tiny_draft, spm, request):
     paths = (spm if pair.endswith("spm") else tiny_target, draft())
     own, other = map(Vocabulary, paths)
     rng = random.Random(pair)
-    with opened(paths[0], n_texts=1) as target, cross(target, paths[1], use_extra_bufts=0) as drafter:
+    with opened(paths[0], n_requests=1) as target, cross(target, paths[1], use_extra_bufts=0) as drafter:
         for _ in range(int(os.environ.get("PYFLY_FUZZ_CASES", 300))):
             history = random_history(rng, own)
             for n in (len(history), rng.randrange(len(history) + 1), len(history)):
@@ -151,7 +151,7 @@ def test_random_texts_stay_aligned(pair, tiny_target, tiny_draft, spm, request):
 def test_the_draft_sees_what_it_would_make_of_the_text_itself(tiny_target, smollm2):
     """As tokenised at once, whether the text came at once or token by token."""
     own, other = Vocabulary(tiny_target), Vocabulary(smollm2)
-    with opened(tiny_target, n_texts=1) as target, cross(target, smollm2, use_extra_bufts=0) as drafter:
+    with opened(tiny_target, n_requests=1) as target, cross(target, smollm2, use_extra_bufts=0) as drafter:
         history = own.tokens((TEXT * 40).encode())
         assert len(history) > 2048
         assert drafter.translate(history) == other.tokens((TEXT * 40).encode())
@@ -167,7 +167,7 @@ def test_control_tokens_stand_for_each_other(tiny_target, spm, smollm2):
     if len(end_of_turn) > 1:
         pytest.skip("the tiny models have other markers")
     history = [*begin, *names.tokens(b"user"), *end_of_turn]
-    with opened(tiny_target, n_texts=1) as target:
+    with opened(tiny_target, n_requests=1) as target:
         with cross(target, smollm2, use_extra_bufts=0) as drafter:
             assert drafter.translate(history) == Vocabulary(smollm2).tokens(b"<|im_start|>user<|im_end|>", True)
         with cross(target, spm) as drafter:  # </s> ends what it says, and it knows no beginning but that of the text
@@ -190,7 +190,7 @@ def test_a_draft_is_what_the_draft_model_says(spm, draft_f32):
     own, other = Vocabulary(spm), Vocabulary(draft_f32)
     llm = llama_cpp.Llama(draft_f32, **OPTIONS)
     n_proposed = 0
-    with opened(spm, n_texts=1, n_ctx=512) as target, cross(target, draft_f32) as drafter:
+    with opened(spm, n_requests=1, n_ctx=512) as target, cross(target, draft_f32) as drafter:
         for n, k in zip(range(5, 60, 3), itertools.cycle([1, 3, 8])):
             history = own.tokens((TEXT + "She sold clips to her friends and then to ").encode())[: n + 20]
             seen = drafter.translate(history)
@@ -231,19 +231,19 @@ def test_lossless_on_tiny_models(settings, tiny_target, tiny_draft, spm):
         fly.close()
 
 
-def test_several_texts_at_once(tiny_target, tiny_draft):
+def test_several_requests_at_once(tiny_target, tiny_draft):
     prompts = [[5 + i % n for i in range(30)] for n in (7, 11, 40, 3)]
     with opened(tiny_target) as target, Batch(target) as batch, cross(target, tiny_draft) as drafter:
         batch.configure([(drafter, 4)])
-        texts = complete(batch, prompts, [40] * 4)
-        assert sum(counters["matched"] for _, counters in texts) > 10
+        answers = complete(batch, prompts, [40] * 4)
+        assert sum(counters["matched"] for _, counters in answers) > 10
         batch.configure([(drafter, 4)], adaptive=True)
         costs = batch.measure()
         assert costs.drafts
         batch.expect(costs)
-        texts += complete(batch, prompts, [40] * 4)
+        answers += complete(batch, prompts, [40] * 4)
         batch.configure([])
-    assert_greedy(tiny_target, [*prompts, *prompts], texts)
+    assert_greedy(tiny_target, [*prompts, *prompts], answers)
 
 
 @pytest.mark.model_1b5
@@ -305,7 +305,7 @@ def test_rules_that_need_rows(tiny_target, spm):
 
 def test_only_it_translates(tiny_target, tiny_draft):
     with (
-        opened(tiny_target, n_texts=1) as target,
+        opened(tiny_target, n_requests=1) as target,
         ModelDrafter("draft model", "model", target, tiny_draft, 0.0) as drafter,
         pytest.raises(ValueError, match="no vocabulary of its own"),
     ):

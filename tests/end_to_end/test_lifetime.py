@@ -97,7 +97,7 @@ def test_a_state_that_does_not_fit(target, expected):
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="a system without timers")
 def test_steps_that_are_interrupted_do_not_count(target):
-    """Whenever a text is interrupted, each step that counts has its token: without drafts, one."""
+    """Whenever a request is interrupted, each step that counts has its token: without drafts, one."""
 
     def interrupt(*_):
         raise KeyboardInterrupt

@@ -7,7 +7,7 @@ import llama_cpp
 import numpy as np
 import pytest
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
-from one_text import Engine
+from one_request import Engine
 from scipy.stats import chi2, chi2_contingency
 from teacher_forcing import gap, replay, rows_one_by_one, teacher_forcing_gap
 
@@ -76,7 +76,7 @@ def check_lossless(fly, model_path, prompt, n, n_alone, n_threads=1):
     fly.reset()
     fly.trace = True
     tokens, n_prompt = generate(fly, prompt, n)
-    # A text that ends goes on behind its end; the draft behind that is in no record.
+    # A request that ends goes on behind its end; the draft behind that is in no record.
     n_new = next((i for i, t in enumerate(tokens[n_prompt:]) if llama_cpp.llama_vocab_is_eog(fly._model.vocab, t)), n)
     records = fly.records[:n_new]
     while n_new < n and records and records[-1].round == fly.records[n_new].round:

@@ -1,7 +1,7 @@
 """`FlyBatch`: many requests at once, each as a `FlyLlama` serves it alone.
 
-With the tiny target in F32, an F32 cache and without flash attention, the rows of a batch and of a text alone agree to
-about 1e-5, so that texts and log-probabilities can be compared.
+With the tiny target in F32, an F32 cache and without flash attention, the rows of a batch and of a request alone agree
+to about 1e-5, so that texts and log-probabilities can be compared.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def alone(tiny_target_f32, drafter):
 
 @pytest.fixture
 def plain(tiny_target):
-    """A batch without a drafter, for tests of what happens around texts."""
+    """A batch without a drafter, for tests of what happens around requests."""
     with FlyBatch(tiny_target, 2, **{**OPTIONS, "n_ctx": 2048}) as batch:
         yield batch
 
@@ -96,7 +96,7 @@ def new_threads():
     return lambda: set(threading.enumerate()) - before
 
 
-# ---- Each text is what it is alone -----------------------------------------------------------------------------------
+# ---- Each request is what it is alone --------------------------------------------------------------------------------
 
 
 def same(a, b):
@@ -127,7 +127,7 @@ def test_a_model_without_a_graph_for_flash_attention(tmp_path):
 
 @pytest.mark.alike
 @pytest.mark.parametrize("n_ctx", [256, 512])
-def test_rope_scaling_goes_by_the_size_of_one_text(n_ctx, tiny_target_f32, tmp_path):
+def test_rope_scaling_goes_by_the_size_of_one_request(n_ctx, tiny_target_f32, tmp_path):
     """A model with two scalings, for contexts up to 256 tokens and longer ones (LongRoPE)."""
     n_pairs = 32
 
@@ -269,7 +269,7 @@ def test_an_answer_that_is_ended_where_it_stands(plain):
 
 
 def test_log_probabilities_of_a_prompt_that_begins_anew(tiny_target):
-    """A text that makes room for others in the middle of its prompt."""
+    """A request that makes room for others in the middle of its prompt."""
 
     def ask(n_cells):
         options, ready = {"n_batch": 32, "n_cells": n_cells, **OPTIONS, "n_ctx": 512}, threading.Event()
@@ -400,7 +400,7 @@ def test_counters(tiny_target, tiny_draft):
 
 
 def test_no_token_that_nobody_wants(plain):
-    """A text that ends, by whatever, is not decoded further."""
+    """A request that ends, by whatever, is not decoded further."""
     for options in ({}, {"stop": ["a"]}, {"stopping_criteria": StoppingCriteriaList([lambda ids, _: len(ids) > 20])}):
         handle = plain.submit(PROMPTS[0], **GREEDY, **options)
         n = handle.result()["usage"]["completion_tokens"]
@@ -422,9 +422,9 @@ def test_a_prompt_is_reported(plain):
     assert seen and seen[-1][0] <= seen[-1][1]
 
 
-def test_a_long_prompt_does_not_hold_up_a_running_text(tiny_target_f32, drafter):
-    """Between two steps of another text, target and draft model read a few tokens of it where a step may take twice as
-    long and no more, and batches of 512 where nothing says so. The answers are the same."""
+def test_a_long_prompt_does_not_hold_up_a_running_request(tiny_target_f32, drafter):
+    """Between two steps of another request, target and draft model read a few tokens of it where a step may take twice
+    as long and no more, and batches of 512 where nothing says so. The answers are the same."""
     found = {}
     for longest_pause in (0, None):
         options = {**EXACT, "n_ctx": 1024, "longest_pause": longest_pause}
@@ -617,8 +617,8 @@ def test_a_failure_of_a_callback_of_events_is_its_own(when, is_finished, plain):
 
 
 @pytest.mark.parametrize("is_split", [False, True])
-def test_a_failure_of_a_drafter_is_that_of_its_text(is_split, tiny_target):
-    """Of two texts that fail in one step, whichever of two drafters fails for which."""
+def test_a_failure_of_a_drafter_is_that_of_its_request(is_split, tiny_target):
+    """Of two requests that fail in one step, whichever of two drafters fails for which."""
 
     def fails_for(seconds):
         def fails(ids):
@@ -709,7 +709,7 @@ def test_the_context_it_was_trained_on(tiny_target):
 # ---- The end ---------------------------------------------------------------------------------------------------------
 
 
-def test_close_while_texts_run(tiny_target):
+def test_close_while_requests_run(tiny_target):
     threads = new_threads()
     batch = FlyBatch(tiny_target, 2, **OPTIONS)
     handles = [endless(batch) for _ in range(5)]
@@ -790,7 +790,7 @@ def test_a_dropped_batch_ends_its_thread(tiny_target):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT for another process")
-def test_ctrl_c_while_texts_run(tiny_target):
+def test_ctrl_c_while_requests_run(tiny_target):
     """It cancels what runs, and the object serves the next."""
     script = f"""
         from pyfly_cpp import FlyBatch

@@ -223,7 +223,7 @@ def test_prefixes_are_reused_from_the_end_of_the_prompt(reference):
     llm.reset_stats()
     assert take(llm.generate(longer, temp=0.0), 10) == expected
     assert llm.stats.prefilled == 10
-    # Another text of the same beginning starts anew, and so does this one after a reset.
+    # Another request of the same beginning starts anew, and so does this one after a reset.
     other = [*prompt[:30], *random_prompt(random.Random(4), 5)]
     expected = plain(reference, other, 10)
     script.text = other + expected
@@ -247,7 +247,7 @@ def test_a_model_that_cannot_go_back_says_so_once(monkeypatch):
 
 
 class Aborts:
-    """A context of four texts whose batches stop half-way when `is_on`."""
+    """A context of four requests whose batches stop half-way when `is_on`."""
 
     def __init__(self, n_snapshots):
         self.is_on = False
@@ -274,10 +274,10 @@ class Aborts:
         llama_cpp.llama_model_free(self._model)
 
 
-def row_behind(texts, slot):
+def row_behind(requests, slot):
     """Of the first step of the slot's request."""
     for _ in range(9):
-        for progress in texts.batch.step():
+        for progress in requests.batch.step():
             assert progress.failure is None
             if progress.slot == slot.number and progress.n_records:
                 return slot.record_row(0, N_VOCAB)
@@ -286,21 +286,21 @@ def row_behind(texts, slot):
 
 @pytest.mark.parametrize("n_snapshots", [0, 2])
 def test_a_batch_that_fails_costs_others_no_state(n_snapshots):
-    """llama.cpp moves the states of all texts before a batch of some, and copies them only if the batch is computed."""
+    """llama.cpp moves the states of all requests before a batch of some, and copies them only if it is computed."""
     rows = []
     for fails in (False, True):
-        texts = Aborts(n_snapshots)
-        slots = texts.batch.slots
+        requests = Aborts(n_snapshots)
+        slots = requests.batch.slots
         for i, slot in enumerate(slots):
-            texts.begin(slot, [(7 * i + 3 * j + 5) % 200 + 10 for j in range(12)])
+            requests.begin(slot, [(7 * i + 3 * j + 5) % 200 + 10 for j in range(12)])
         for _ in range(3):
-            texts.batch.step()
+            requests.batch.step()
         text = [*map(int, slots[1].history()), 33, 34]
         slots[1].end()
-        texts.is_on = fails
-        texts.batch.step()
-        texts.is_on = False
-        texts.begin(slots[1], text)
-        rows.append(row_behind(texts, slots[1]))
-        texts.close()
+        requests.is_on = fails
+        requests.batch.step()
+        requests.is_on = False
+        requests.begin(slots[1], text)
+        rows.append(row_behind(requests, slots[1]))
+        requests.close()
     assert np.abs(rows[1] - rows[0]).max() < TOLERANCE

@@ -1,5 +1,5 @@
-"""The worlds of `test_batches.py`: from a seed, a scripted target, its drafters, and texts that join, leave, fail and
-are cancelled. Each text is held against itself alone in a batch of one."""
+"""The worlds of `test_batches.py`: from a seed, a scripted target, its drafters, and requests that join, leave, fail
+and are cancelled. Each one is held against itself alone in a batch of one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class MineError(Exception):
 
 
 class Model:
-    """Rows and drafts that are functions of the last few tokens, but for the texts that are told to fail."""
+    """Rows and drafts that are functions of the last few tokens, but for the requests that are told to fail."""
 
     def __init__(self, rng):
         self.seed, self.agreement = rng.randrange(2**31), rng.choice([0.2, 0.5, 0.8, 1.0])
@@ -75,7 +75,7 @@ class Model:
 
 
 class Request:
-    """One text: its prompt, how it is decoded, and what happens to it after so many committed tokens."""
+    """One request: its prompt, how it is decoded, and what happens to it after so many committed tokens."""
 
     def __init__(self, rng, world):
         stem = rng.choice(world.stems)
@@ -224,7 +224,7 @@ class World:
         self.model = Model(rng)
         kinds = rng.choice([[], ["callback"], ["lookup"], ["lookup", "callback"], ["callback", "lookup"]])
         self.drafters = [
-            # A memory changes steps, and no text.
+            # A memory changes steps, and no answer.
             PromptLookup(3, 8, rng.choice(tuple(LOOKUP_MATCHES)), memory=1000 if self.is_adaptive else 0).open()
             if kind == "lookup"
             else CallbackDrafter(self.model.draft_and_rows, N_VOCAB)
@@ -275,7 +275,7 @@ class World:
             return run.outcome()
 
     def run(self):
-        """All requests at once. Returns how many steps of texts there were."""
+        """All requests at once. Returns how many steps of requests there were."""
         rng = self.rng
         waiting, running = collections.deque(self.requests), []  # running: the oldest first
         n_rounds = n_steps = 0

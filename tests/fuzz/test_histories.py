@@ -1,4 +1,4 @@
-"""Random walks over prompts that share beginnings, with every drafter: what a drafter kept of the texts before must
+"""Random walks over prompts that share beginnings, with every drafter: what a drafter kept of the requests before must
 not stand in the way of the next one. Prompts of a few tokens and of hundreds, answers over 200 tokens, chats that go
 on, are asked again and taken back, resets, requests without drafts, states that are loaded.
 

@@ -58,7 +58,7 @@ def model_arguments(tiny):
 
 @pytest.fixture(scope="module")
 def generators(tiny_target_f32, tiny):
-    """One text after the other, and three at once, with an F32 model whose texts do not hang on the size of a batch."""
+    """One request after the other, and three at once, with an F32 model whose texts hang on no batch's size."""
     import llama_cpp
 
     from pyfly_cpp import DraftModel, FlyBatch, FlyLlama

@@ -110,7 +110,7 @@ def test_automatic_requests_leave_room_for_the_weights(tiny_target, monkeypatch)
 
 
 @pytest.mark.parametrize("command", [evaluate, bench])
-def test_impossible_numbers_of_texts(run, data, tmp_path, command, monkeypatch):
+def test_impossible_numbers_of_requests(run, data, tmp_path, command, monkeypatch):
     arguments = ["--limit", 1]
     if command is evaluate:
         arguments += ["gsm8k", "--data", data / "gsm8k_sample.jsonl", "-o", tmp_path / "run"]

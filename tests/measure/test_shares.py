@@ -1,4 +1,4 @@
-"""Shares of the time in which several texts run."""
+"""Shares of the time in which several requests run."""
 
 from __future__ import annotations
 

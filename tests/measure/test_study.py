@@ -94,7 +94,7 @@ def test_seeds_of_an_item_count_together(tmp_path):
 
 
 def test_a_rule_counts_when_it_has_answered_a_whole_chunk(tmp_path):
-    """Of several texts at once: the short answers are there first."""
+    """Of several requests at once: the short answers are there first."""
     chunk = tmp_path / "gsm8k-0000-0002"
     chunk.mkdir()
     names = {name: name for name in ("plain", "exact", "good", "begun")}

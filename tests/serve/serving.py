@@ -51,7 +51,7 @@ class Running:
         return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
     def until_idle(self, seconds=5.0):
-        """Waits until no text runs or waits; returns the seconds that it took."""
+        """Waits until no request runs or waits; returns the seconds that it took."""
         begun = time.monotonic()
         while True:
             health = self.http.get("/health").json()

@@ -121,7 +121,7 @@ def test_a_server_without(server):
     assert server.http.get("/v1/models").json()["data"][0]["pyfly"]["embeddings"] is None
 
 
-def test_beside_texts_that_are_written(embedding, batch):
+def test_beside_requests_that_run(embedding, batch):
     """Neither changes the other."""
     body = {"prompt": LONG, "max_tokens": 60, "logit_bias": no_end(batch)}
     text, alone = embedding.post("/v1/completions", **body).json(), vectors(embedding.post(PATH, input=LONG))

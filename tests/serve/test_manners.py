@@ -18,8 +18,8 @@ PATH = "/v1/completions"
 
 @pytest.fixture(scope="module")
 def narrow(narrow_batch):
-    """One text at once, of any length; one more may wait."""
-    limits = RequestLimits(max_tokens=16000, max_waiting=1, max_texts=4)
+    """One request at once, of any length; one more may wait."""
+    limits = RequestLimits(max_tokens=16000, max_waiting=1, max_answers=4)
     with running(narrow_batch, limits=limits, grace=0.2) as one:
         one.endless = {"prompt": "A", "max_tokens": 16000, "logit_bias": no_end(narrow_batch), "stream": True}
         yield one
@@ -72,7 +72,7 @@ def test_a_full_queue(narrow):
     narrow.until_idle()
 
 
-def test_a_text_that_takes_too_long(narrow_batch):
+def test_an_answer_that_takes_too_long(narrow_batch):
     with running(narrow_batch, limits=RequestLimits(max_tokens=16000, max_seconds=0.5)) as one:
         body = {"prompt": "A", "max_tokens": 16000, "logit_bias": no_end(narrow_batch)}
         choice = one.post(PATH, **body).json()["choices"][0]
@@ -92,7 +92,7 @@ def test_a_client_that_does_not_read_holds_nobody_up(batch):
         silent = connected(one, body, receive_buffer=4096)
         until(lambda: one.service.turns.running > 0)
         assert one.post(PATH, prompt="B", max_tokens=5).status_code == 200
-        one.until_idle(30)  # its texts are written, though nobody reads them
+        one.until_idle(30)  # its answers are written, though nobody reads them
         content = until_ended(silent, b"0\r\n\r\n")
         assert content.count(b'"finish_reason":"length"') == 4
 

@@ -1,4 +1,4 @@
-"""Several texts in one llama.cpp context: each gets what it would get alone, whatever their lengths and drafts."""
+"""Several requests in one llama.cpp context: each gets what it would get alone, whatever their lengths and drafts."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from teacher_forcing import evaluate, gap
 from pyfly_cpp import ContextFullError, Exact, Window
 from pyfly_cpp._native import Batch, CallbackDrafter, LlamaTarget, ModelDrafter
 
-N_TEXTS = 4
+N_REQUESTS = 4
 # The rows of a batch and of a fresh evaluation differ by 0.01 at most (F16); a wrong state is off by 0.5.
 TOLERANCE = 0.03
 
 
 @contextlib.contextmanager
-def opened(path, *, unified=True, n_snapshots=0, load_mtp=False, n_texts=N_TEXTS, n_ctx=None, text_limit=0):
+def opened(path, *, unified=True, n_snapshots=0, load_mtp=False, n_requests=N_REQUESTS, n_ctx=None, request_limit=0):
     """A target of several sequences."""
     model_params = llama_cpp.llama_model_default_params()
     model_params.load_mtp = load_mtp
     params = llama_cpp.llama_context_default_params()
-    params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = n_ctx or 256 * n_texts, 64, 64, n_texts
+    params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = n_ctx or 256 * n_requests, 64, 64, n_requests
     params.kv_unified, params.n_rs_seq = unified, n_snapshots
     params.n_threads = params.n_threads_batch = 1
     with contextlib.ExitStack() as stack:
@@ -34,14 +34,14 @@ def opened(path, *, unified=True, n_snapshots=0, load_mtp=False, n_texts=N_TEXTS
         stack.callback(llama_cpp.llama_model_free, model)
         context = llama_cpp.llama_init_from_model(model, params)
         stack.callback(llama_cpp.llama_free, context)
-        target = LlamaTarget(ctypes.c_void_p(context) if isinstance(context, int) else context, n_ctx=text_limit)
+        target = LlamaTarget(ctypes.c_void_p(context) if isinstance(context, int) else context, n_ctx=request_limit)
         stack.callback(target.close)
         yield target
 
 
 def complete(batch, prompts, n_tokens, draft_max=None):
-    """Runs texts together, text i to n_tokens[i] new tokens, each as soon as there is a slot for it; returns the tokens
-    and the counters of each."""
+    """Runs requests together, request i to n_tokens[i] new tokens, each as soon as there is a slot for it; returns the
+    tokens and the counters of each."""
     window = Window(0).config()
     waiting, running, out = list(range(len(prompts))), {}, {}
     while waiting or running:
@@ -64,25 +64,25 @@ def complete(batch, prompts, n_tokens, draft_max=None):
     return [out[i] for i in range(len(prompts))]
 
 
-def assert_greedy(path, prompts, texts, n_ctx=512, tolerance=TOLERANCE):
+def assert_greedy(path, prompts, answers, n_ctx=512, tolerance=TOLERANCE):
     """Each token is the best one of a fresh evaluation of its own context, within the noise."""
     llm = llama_cpp.Llama(path, n_ctx=n_ctx, n_batch=n_ctx, n_threads=1, n_threads_batch=1, verbose=False)
     try:
-        for prompt, (tokens, _) in zip(prompts, texts):
+        for prompt, (tokens, _) in zip(prompts, answers):
             rows = evaluate(llm, (prompt + tokens)[:-1], 0, len(tokens))
             assert gap(rows, tokens).max() < tolerance
     finally:
         llm.close()
 
 
-def some_prompts(n=N_TEXTS):
+def some_prompts(n=N_REQUESTS):
     rng = random.Random(7)
     lengths = (3, 90, 17, 40, 6, 25, 1, 70, 12, 5)
     return [[rng.randrange(20, 1500) for _ in range(length)] for length in lengths[:n]]
 
 
 class Corrupted:
-    """Drafts the known continuation of whichever text asks, of random length, wrong from a random depth on or not."""
+    """Drafts the known continuation of whichever request asks, of random length, wrong from a random depth or not."""
 
     def __init__(self, texts, lengths=(1, 2, 2, 4)):
         self.texts, self.lengths = texts, lengths
@@ -101,8 +101,8 @@ class Corrupted:
 
 @pytest.mark.parametrize("unified", [True, False])
 @pytest.mark.parametrize("n_snapshots", [0, 4])
-def test_recurrent_states_of_texts_with_rows_of_all_lengths(tiny_qwen35, unified, n_snapshots):
-    """Rejections at random depths, while texts end and others begin."""
+def test_recurrent_states_of_requests_with_rows_of_all_lengths(tiny_qwen35, unified, n_snapshots):
+    """Rejections at random depths, while requests end and others begin."""
     prompts = some_prompts(10)
     n_tokens = [random.Random(i).randrange(8, 40) for i in range(len(prompts))]
     options = {"unified": unified, "n_snapshots": n_snapshots}
@@ -135,7 +135,7 @@ def test_graphs_that_mix_sequences(make, tmp_path):
 
 @pytest.mark.parametrize("n_snapshots", [0, 4])
 def test_recurrent_states_beside_a_sliding_window(n_snapshots, tmp_path):
-    """Cells that a window left behind serve other texts, also while drafts are taken back."""
+    """Cells that a window left behind serve other requests, also while drafts are taken back."""
     path = random_models.lfm2(tmp_path / "random.gguf", n_swa=32)
     prompts = some_prompts(10)
     with opened(path, n_snapshots=n_snapshots, n_ctx=256) as target, Batch(target) as batch:
@@ -162,8 +162,8 @@ def a_drafter(kind, target, draft):
 
 @pytest.mark.parametrize("unified", [True, False])
 @pytest.mark.parametrize("kind", ["draft", "short draft", "EAGLE-3", "MTP", "DFlash", "DSpark"])
-def test_drafters_hold_several_texts(kind, unified, tiny_target, tiny_draft, tiny_qwen35):
-    """Drafts for all texts at once are as good as drafts for one, and cost as many evaluated tokens."""
+def test_drafters_hold_several_requests(kind, unified, tiny_target, tiny_draft, tiny_qwen35):
+    """Drafts for all requests at once are as good as drafts for one, and cost as many evaluated tokens."""
     path = tiny_qwen35 if kind == "MTP" else tiny_target
     options = {"unified": unified, "n_snapshots": 4 if kind == "MTP" else 0, "load_mtp": kind == "MTP"}
     prompts, n_tokens, limits = some_prompts(), [40, 16, 25, 45], [4, 2, 4, 3]
@@ -175,7 +175,7 @@ def test_drafters_hold_several_texts(kind, unified, tiny_target, tiny_draft, tin
     n_alone, matched = 0, []
     for i, prompt in enumerate(prompts):
         with (
-            opened(path, **options, n_texts=1) as target,
+            opened(path, **options, n_requests=1) as target,
             a_drafter(kind, target, tiny_draft) as drafter,
             Batch(target) as batch,
         ):
@@ -183,35 +183,36 @@ def test_drafters_hold_several_texts(kind, unified, tiny_target, tiny_draft, tin
             matched += [counters["matched"] for _, counters in complete(batch, [prompt], [n_tokens[i]], [limits[i]])]
             n_alone += drafter.n_evaluated
     assert [counters["matched"] for _, counters in together] == pytest.approx(matched, abs=3)
-    # llama.cpp rounds the size of one text's context up, so its window is another; blocks are as long as the longest.
+    # llama.cpp rounds the size of one request's context up, so its window is another; blocks are as long as the
+    # longest.
     if kind not in ("short draft", "DFlash", "DSpark"):
         assert n_together == pytest.approx(n_alone, rel=0.02)
 
 
 @pytest.mark.parametrize("model", ["tiny_target", "tiny_qwen35"])
 def test_a_full_cache_loses_nothing(model, request):
-    """There is room for two of the texts: the others wait."""
+    """There is room for two of the requests: the others wait."""
     path = request.getfixturevalue(model)
     prompts = [prompt * (90 // len(prompt)) for prompt in some_prompts()]
     with opened(path, n_ctx=256) as target, Batch(target) as batch:
         batch.configure([])
-        assert_greedy(path, prompts, complete(batch, prompts, [40] * N_TEXTS))
+        assert_greedy(path, prompts, complete(batch, prompts, [40] * N_REQUESTS))
 
 
 @pytest.mark.parametrize("unified", [True, False])
 def test_a_common_prefix_is_shared(unified, tiny_target):
-    """A copy of a whole stream of the cache, or of the cells' names, serves the texts that join later."""
+    """A copy of a whole stream of the cache, or of the cells' names, serves the requests that join later."""
     start = some_prompts()[1]
-    prompts = [[*start, *range(100 + 10 * i, 103 + 10 * i)] for i in range(N_TEXTS)]
+    prompts = [[*start, *range(100 + 10 * i, 103 + 10 * i)] for i in range(N_REQUESTS)]
     with opened(tiny_target, unified=unified) as target, Batch(target) as batch:
         batch.configure([])
-        texts = complete(batch, prompts, [20] * N_TEXTS)
-        assert_greedy(tiny_target, prompts, texts)
-        assert sum(counters["prefilled"] for _, counters in texts) < 2 * len(start)
+        answers = complete(batch, prompts, [20] * N_REQUESTS)
+        assert_greedy(tiny_target, prompts, answers)
+        assert sum(counters["prefilled"] for _, counters in answers) < 2 * len(start)
 
 
-def test_a_text_of_a_common_cache_has_a_limit(tiny_target):
-    with opened(tiny_target, n_ctx=512, text_limit=40) as target, Batch(target) as batch:
+def test_a_request_of_a_common_cache_has_a_limit(tiny_target):
+    with opened(tiny_target, n_ctx=512, request_limit=40) as target, Batch(target) as batch:
         window = Window(0).config()
         with pytest.raises(ContextFullError, match="41 tokens and the context holds 40"):
             batch.slots[0].begin([5] * 41, Exact().nodes(), window)

@@ -1,4 +1,4 @@
-"""One text on a target, driven as FlyLlama drives it: a batch of one under the names of the old tests."""
+"""One request on a target, driven as FlyLlama drives it: a batch of one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pyfly_cpp.engine.stats import Governor, Record
 
 
 def one_round(batch):
-    """A step of the only text of a batch, and before it what has to be evaluated; how many tokens it committed."""
+    """A step of the only request of a batch, and before it what has to be evaluated; how many tokens it committed."""
     while not (progress := batch.step_alone()).is_step:
         pass
     return progress.n_records
