@@ -4,7 +4,7 @@
 
 Greedy, `Exact()`; every prompt is decoded by both in turn. Without arguments the models of models/tiny are used, with
 the prompts of tests/data, which they were not trained on. Speeds are total tokens over total seconds of decoding, the
-prompt excluded, also what a head reads of it, and the last round counted whole, as the tool counts them; on an idle
+prompt excluded, also what a head reads of it, and the last step counted whole, as the tool counts them; on an idle
 machine. README.md says how to build the tool.
 """
 
@@ -37,7 +37,7 @@ class Totals:
     """What one side did over all prompts."""
 
     def __init__(self) -> None:
-        self.drafted = self.accepted = self.tokens = self.rounds = 0
+        self.drafted = self.accepted = self.tokens = self.steps = 0
         self.seconds = 0.0
 
     @property
@@ -45,9 +45,9 @@ class Totals:
         return self.tokens / self.seconds
 
     def __str__(self) -> str:
-        per_round = f"{self.tokens / self.rounds:.2f}" if self.rounds else "-"
+        per_step = f"{self.tokens / self.steps:.2f}" if self.steps else "-"
         drafted = f"{self.accepted / self.drafted:9.1%}" if self.drafted else f"{'-':>9}"
-        return f"{self.drafted:8} {self.accepted:9} {drafted} {per_round:>10} {self.speed:10.1f}"
+        return f"{self.drafted:8} {self.accepted:9} {drafted} {per_step:>10} {self.speed:10.1f}"
 
 
 def decode(llm: FlyLlama, prompt: str, n_tokens: int, totals: Totals) -> None:
@@ -57,7 +57,7 @@ def decode(llm: FlyLlama, prompt: str, n_tokens: int, totals: Totals) -> None:
     tokens = llm.tokenize(prompt.encode("utf-8"), add_bos=False, special=True)
     vocab = llama_cpp.llama_model_get_vocab(llm.model)
     stream = llm.generate(tokens, temp=0.0)
-    # Two rounds are the prompt's: one gives its first token, before the other one the head reads it, which the tool
+    # Two steps are the prompt's: one gives its first token, before the other one the head reads it, which the tool
     # does before its clock starts.
     if any(llama_cpp.llama_vocab_is_eog(vocab, next(stream)) for _ in range(2)):
         return  # nothing was decoded
@@ -71,7 +71,7 @@ def decode(llm: FlyLlama, prompt: str, n_tokens: int, totals: Totals) -> None:
     stream.close()
     totals.drafted += stats.drafted - before.drafted
     totals.accepted += stats.matched - before.matched
-    totals.rounds += stats.rounds - before.rounds
+    totals.steps += stats.rounds - before.rounds
     totals.tokens += stats.rounds - before.rounds + stats.matched - before.matched
 
 
@@ -87,7 +87,7 @@ def run_tool(command: Sequence[str], prompt: str, totals: Totals) -> bool:
     totals.seconds += float(decoded[2])
     totals.drafted += int(drafted[1])
     totals.accepted += int(accepted[1])
-    totals.rounds += int(decoded[1]) - int(accepted[1])
+    totals.steps += int(decoded[1]) - int(accepted[1])
     return True
 
 

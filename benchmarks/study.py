@@ -9,7 +9,7 @@ A rule is a setting (`margin:0.3`, "entropy:0.3 agree:4 k=15"), or a preset: a s
 the lists in RULE_LISTS: `table-4` (that of the FLy paper), `window`, `kl-judge`, `sampling`, `begun-exactly`. `plain`
 and `exact` always answer as well. Several folders of a report differ in their --seed alone, and count together. With
 --governed, one request at a time, everything drafts as it is shipped, and the tokens a second are those that users see.
-Without it every round drafts --k tokens, so that no answer depends on times; with --parallel, many answers cost least.
+Without it every step drafts --k tokens, so that no answer depends on times; with --parallel, many answers cost least.
 On weights that our kernels cover, exact decoding has the same bits in every batch: an answer that differs from exact's
 does so because of a loose token. `report` counts how many of exact's differ from plain decoding's, which then is none.
 The draft model keeps an item's prompt from one setting to the next, so under --governed the first setting that drafts
@@ -376,7 +376,7 @@ class Compared:
         self.result, self.mine, self.exact = result, mine, exact
 
     @property
-    def rounds(self) -> Interval:
+    def steps(self) -> Interval:
         """Tokens per step over exact's."""
         counts = [[one["stats"][key] for one in pair for key in ("committed", "rounds")] for pair in self.pairs]
         return bootstrap(counts, ratio_of_ratios, [line["group"] for line in self.mine])
@@ -489,7 +489,7 @@ def speed_cells(one: Compared) -> list[str]:
     is_exact = r.flips is None
     return [
         f"{r.tokens_per_second.estimate:.1f}", "" if is_exact else interval(r.speedup_exact), interval(r.speedup_plain),
-        f"{r.mean_accepted:.2f}", "" if is_exact else interval(one.rounds), f"{100 * drafted:.0f}",
+        f"{r.mean_accepted:.2f}", "" if is_exact else interval(one.steps), f"{100 * drafted:.0f}",
     ]  # fmt: skip
 
 

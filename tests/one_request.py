@@ -7,7 +7,7 @@ from pyfly_cpp._native import Batch
 from pyfly_cpp.engine.stats import Governor, Record
 
 
-def one_round(batch):
+def one_step(batch):
     """A step of the only request of a batch, and before it what has to be evaluated; how many tokens it committed."""
     while not (progress := batch.step_alone()).is_step:
         pass
@@ -15,7 +15,7 @@ def one_round(batch):
 
 
 class Engine:
-    """`configure`, `begin`, `prefill`, `round`, ... of the only slot of a batch."""
+    """`configure`, `begin`, `prefill`, `step`, ... of the only slot of a batch."""
 
     def __init__(self, target):
         self._batch = Batch(target)
@@ -42,8 +42,8 @@ class Engine:
             self._batch.step_alone()
         return self._slot.n_left
 
-    def round(self):
-        return one_round(self._batch)
+    def step(self):
+        return one_step(self._batch)
 
     def record(self, i):
         return Record.of(self._slot.record(i))

@@ -65,7 +65,7 @@ def choose_beside(p, q, drafted, random):
     return random.draw(np.maximum(p - q, 0))
 
 
-def tokens_of_a_round(p_of, q_of, k, n_vocab):
+def tokens_of_a_step(p_of, q_of, k, n_vocab):
     """The distribution of the first k + 1 tokens that a step of k drafts begins: exactly, over all drafts. p_of, q_of:
     from the tokens before to a distribution; what a step leaves open is drawn from p_of."""
     out = {}
@@ -195,7 +195,7 @@ def sample(target, guess, gate, how, which, n, k=3, first_seed=0):
             engine.begin(PROMPT, 0, sampler(seed, **how))
             out = []
             while len(out) < 3:
-                engine.round()
+                engine.step()
                 out += [token for _, token in engine.tokens()]
             observed.append(tuple(out[:3]))
         drafted = engine.counters()["drafted"]

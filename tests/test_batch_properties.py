@@ -70,12 +70,12 @@ def test_many_requests_in_parts_commit_what_each_does_alone(n_requests, k, n_cel
 
 
 @pytest.mark.parametrize("n_requests, is_cut", [(63, [False] * 5), (64, [False, False, True, False, True])])
-def test_rounds_of_many_requests_are_tried_whole_and_in_parts(n_requests, is_cut):
+def test_steps_of_many_requests_are_tried_whole_and_in_parts(n_requests, is_cut):
     """In parts, the first request has had its step when the last one is evaluated. The first iteration has prompts."""
-    rounds_of_first = set()
+    steps_of_first = set()
 
     def row(history):
-        rounds_of_first.add(batch.slots[0].counters()["rounds"])
+        steps_of_first.add(batch.slots[0].counters()["steps"])
         return likes_five(history)
 
     with ScriptedTarget(row, N_VOCAB, 40, 512, n_sequences=n_requests) as target, Batch(target) as batch:
@@ -84,9 +84,9 @@ def test_rounds_of_many_requests_are_tried_whole_and_in_parts(n_requests, is_cut
             slot.begin([2, 3], *PLAIN)
         found = []
         for _ in is_cut:
-            rounds_of_first.clear()
+            steps_of_first.clear()
             batch.step()
-            found.append(len(rounds_of_first) > 1)
+            found.append(len(steps_of_first) > 1)
         assert found == is_cut
 
 
@@ -216,7 +216,7 @@ def test_what_a_slot_holds_is_not_lost_where_nothing_can_be_shared():
         assert second.n_evaluated > 9
 
 
-def test_a_step_says_which_requests_had_a_round():
+def test_a_step_says_which_requests_had_a_step():
     with ScriptedTarget(likes_five, N_VOCAB, 100, 8, n_sequences=2) as target, Batch(target) as batch:
         batch.configure(n_chunk=4)
         first, second = batch.slots

@@ -171,7 +171,7 @@ def run_engine(script, gate, window, k, n_tokens, n_ctx=4096, n_batch=64, draft_
             out = []
             while len(out) < n_tokens and EOG not in out:
                 try:
-                    engine.round()
+                    engine.step()
                 except ContextFullError:
                     break
                 for position, token in engine.tokens():
@@ -181,7 +181,7 @@ def run_engine(script, gate, window, k, n_tokens, n_ctx=4096, n_batch=64, draft_
                 assert engine.n_evaluated <= len(engine.history()) - 1
                 if limit is None:
                     assert engine.n_evaluated == len(engine.history()) - 1
-                if len(out) and engine.counters()["rounds"] in park:
+                if len(out) and engine.counters()["steps"] in park:
                     engine.park(len(PROMPT) + len(out) - 1)
                     assert engine.n_evaluated == len(PROMPT) + len(out) - 1
             counters = engine.counters()
@@ -308,7 +308,7 @@ def test_another_sequence_on_a_recurrent_target_starts_from_its_checkpoint_or_an
                 pass
             out = []
             while len(out) < 20:
-                engine.round()
+                engine.step()
                 out += [token for _, token in engine.tokens()]
             text = list(history)
             for token in out:
@@ -320,7 +320,7 @@ def test_another_sequence_on_a_recurrent_target_starts_from_its_checkpoint_or_an
         assert outputs[0] == outputs[1] == outputs[3]
 
 
-def test_a_window_across_rounds_is_withheld_until_it_is_decided():
+def test_a_window_across_steps_is_withheld_until_it_is_decided():
     # Token 5 is nearly as likely as the target's 4 after 4; afterwards nothing is right.
     def row(history):
         out = np.full(N_VOCAB, -5.0, dtype=np.float32)
@@ -333,8 +333,8 @@ def test_a_window_across_rounds_is_withheld_until_it_is_decided():
         drafter = CallbackDrafter(lambda h: [5] if len(h) == 3 else [6])
         engine.configure(Margin(0.3), Window(3, rule="reconverge"), [(drafter, 4)])
         engine.begin(PROMPT)
-        assert [engine.round() for _ in range(2)] == [0, 0]  # 5 and two of the target's own: provisional
-        assert engine.round() == 1  # no draft matched: back to position 3
+        assert [engine.step() for _ in range(2)] == [0, 0]  # 5 and two of the target's own: provisional
+        assert engine.step() == 1  # no draft matched: back to position 3
         assert engine.tokens() == [(3, 4)]
         assert engine.record(0).reason == "window"
         assert engine.record(0).rejected[0] == 5
@@ -344,7 +344,7 @@ def test_a_window_across_rounds_is_withheld_until_it_is_decided():
 
 @pytest.mark.parametrize("limit", [None, (0, True), (3, True)])
 @pytest.mark.parametrize("behind", [[], [4, 4]])
-def test_a_round_without_a_draft_rejects_what_only_a_draft_could_confirm(behind, limit):
+def test_a_step_without_a_draft_rejects_what_only_a_draft_could_confirm(behind, limit):
     """As many steps as exact decoding takes. The drafter may go on behind the target's own choice."""
 
     def row(history):
@@ -360,8 +360,8 @@ def test_a_round_without_a_draft_rejects_what_only_a_draft_could_confirm(behind,
         engine.begin(PROMPT)
         while engine.prefill():
             pass
-        assert engine.round() == 0  # 5, and 4 of the target's own
-        assert engine.round() == 2 + len(behind)
+        assert engine.step() == 0  # 5, and 4 of the target's own
+        assert engine.step() == 2 + len(behind)
         assert [token for _, token in engine.tokens()] == [4] * (2 + len(behind))
         assert engine.record(0).reason == "boundary" and engine.record(0).rejected == (5, 4)
         counters = engine.counters()
@@ -379,13 +379,13 @@ def test_an_open_window_gets_its_drafts_where_nobody_wants_more_tokens():
         engine.configure(Margin(0.3), Window(6, rule="reconverge"), [(drafter, 4)])
         engine.begin(PROMPT)
         engine.want(2)
-        assert engine.round() == 0  # 5 and the target's own
-        assert engine.round() >= 2  # a draft matched: 5 stands
+        assert engine.step() == 0  # 5 and the target's own
+        assert engine.step() >= 2  # a draft matched: 5 stands
         assert engine.tokens()[:2] == [(3, 5), (4, 4)]
-        assert engine.round() == 1 and engine.counters()["drafted"] == 3, "no window is open: nothing is drafted"
+        assert engine.step() == 1 and engine.counters()["drafted"] == 3, "no window is open: nothing is drafted"
 
 
-def test_a_window_falls_back_to_its_round_where_the_memory_cannot_come_back():
+def test_a_window_falls_back_to_its_step_where_the_memory_cannot_come_back():
     def row(history):
         out = np.full(N_VOCAB, -5.0, dtype=np.float32)
         out[4], out[5] = 1.0, 0.9
@@ -396,13 +396,13 @@ def test_a_window_falls_back_to_its_round_where_the_memory_cannot_come_back():
             drafter = CallbackDrafter(lambda h: [5] if len(h) == 3 else [4])
             engine.configure(Margin(0.3), Window(3, rule="reconverge"), [(drafter, 4)])
             engine.begin(PROMPT)
-            first = engine.round()
+            first = engine.step()
             tokens = [token for _, token in engine.tokens()]
             if n_fallbacks:
                 assert tokens == [4] and engine.record(0).reason == "boundary"
             else:
                 assert first == 0
-                engine.round()
+                engine.step()
                 assert [token for _, token in engine.tokens()][:2] == [5, 4]
             counters = engine.counters()
             assert counters["window_fallbacks"] == counters["rollbacks"] == n_fallbacks
@@ -426,7 +426,7 @@ def test_the_governor_leaves_a_drafter_that_takes_its_time_and_declines():
         engine.configure(Exact(), Window(), [(CallbackDrafter(draft), 100)], adaptive=True)
         engine.begin(PROMPT)
         for _ in range(120):
-            engine.round()
+            engine.step()
         assert calls[0] < 30
         ((_, acceptance),) = engine.governor().acceptance_at_depth
         assert len(acceptance) == 64 and acceptance[0] < 0.5
@@ -447,12 +447,12 @@ def test_a_row_that_is_not_finite_ends_the_sequence_and_leaves_the_engine_usable
         engine.begin(PROMPT)
         with pytest.raises(NotFiniteError, match="without a distribution"):
             while True:
-                engine.round()
+                engine.step()
         with pytest.raises(ValueError, match="no sequence was begun"):
-            engine.round()
+            engine.step()
         broken[0] = False
         engine.begin([*PROMPT, 3])
-        assert engine.round() == 1
+        assert engine.step() == 1
 
 
 def test_bad_arguments_change_nothing():
@@ -471,7 +471,7 @@ def test_bad_arguments_change_nothing():
         engine.begin(PROMPT)
         with pytest.raises(ValueError, match="between requests"):
             engine.configure(Exact(), Window())
-        assert engine.round() == 1
+        assert engine.step() == 1
 
 
 NEAR = {(2,): (3, 4), (2, 4): (5,), (2, 4, 5): (EOG,), (2, 3): (5,)}
@@ -502,11 +502,11 @@ def test_the_end_of_a_text_is_an_ordinary_position_of_a_window(gate, window, dra
         target.protect([PROTECTED], [EOG])
         engine.configure(gate, window, [(CallbackDrafter(lambda h: draft if len(h) == 1 else []), 8)])
         engine.begin([2])
-        assert engine.round() == len(expected)
+        assert engine.step() == len(expected)
         assert [token for _, token in engine.tokens()] == expected
     rows = np.array([near_row([2, *draft[:i]]) for i in range(len(draft) + 1)])
-    in_round = replace(window, across_rounds=False)
-    assert verify(rows, draft, gate, in_round, {PROTECTED}, eog={EOG}).tokens == expected
+    in_step = replace(window, across_rounds=False)
+    assert verify(rows, draft, gate, in_step, {PROTECTED}, eog={EOG}).tokens == expected
 
 
 def test_a_text_that_ends_with_an_open_window_rolls_back():
@@ -517,8 +517,8 @@ def test_a_text_that_ends_with_an_open_window_rolls_back():
             Margin(0.3), Window(4, rule="reconverge"), [(CallbackDrafter(lambda h: [4] if len(h) == 1 else [8, 8]), 8)]
         )
         engine.begin([2])
-        assert engine.round() == 0  # 4, and 5 of the target's own
-        assert engine.round() == 1 and engine.tokens() == [(1, 3)]
+        assert engine.step() == 0  # 4, and 5 of the target's own
+        assert engine.step() == 1 and engine.tokens() == [(1, 3)]
         assert engine.record(0).reason == "boundary"
         assert engine.record(0).rejected == (4, 5, EOG)
 
@@ -538,7 +538,7 @@ def test_a_sampler_lives_as_long_as_the_engine_may_call_back_into_it():
         first, second = (weakref.ref(sampler) for sampler in samplers)
         engine.begin(PROMPT, 0, samplers[0])
         samplers[0] = None
-        engine.round()
+        engine.step()
         for refused in ([], [9], [2] * 51):
             with pytest.raises(ValueError):
                 engine.begin(refused, 0, Chain())
@@ -562,7 +562,7 @@ def test_a_sampler_lives_as_long_as_the_engine_may_call_back_into_it():
     st.lists(st.tuples(st.integers(0, 9), st.lists(st.integers(2, 8), min_size=0, max_size=3)), max_size=6),
 )  # fmt: skip
 @settings(max_examples=60, deadline=None)
-def test_a_sequence_goes_on_behind_any_token_of_its_last_round(seed, agreement, window, sends):
+def test_a_sequence_goes_on_behind_any_token_of_its_last_step(seed, agreement, window, sends):
     """`resume` is the same as a new sequence with the same tokens; another place is refused."""
     script = Script(seed, agreement, -9.0)
 
@@ -575,7 +575,7 @@ def test_a_sequence_goes_on_behind_any_token_of_its_last_round(seed, agreement, 
             for which, tokens in sends:
                 committed = []
                 while not committed:
-                    engine.round()
+                    engine.step()
                     committed = engine.tokens()
                 n_keep = committed[which % len(committed)][0] + 1
                 with pytest.raises(ValueError, match="only after a token that its last step committed"):
@@ -584,7 +584,7 @@ def test_a_sequence_goes_on_behind_any_token_of_its_last_round(seed, agreement, 
                 on_send(engine, n_keep, tokens, text)
                 assert engine.history().tolist() == text
             while len(text) < 60:
-                engine.round()
+                engine.step()
                 text += [token for _, token in engine.tokens()]
         return text
 

@@ -255,7 +255,7 @@ def test_what_can_never_be_accepted_is_known(window, k):
 
 
 @given(windows.filter(lambda window: window.outlives_step), st.integers(1, 12))
-def test_what_outlives_its_round_is_held_back_by_its_tail_alone(window, k):
+def test_what_outlives_its_step_is_held_back_by_its_tail_alone(window, k):
     def row(history):
         return np.array([0.0, 1.0, 0.0, 0.0], dtype=np.float32)
 
@@ -267,7 +267,7 @@ def test_what_outlives_its_round_is_held_back_by_its_tail_alone(window, k):
         engine.configure(gate, window, [(CallbackDrafter(draft), k)])
         engine.begin([1])
         while engine.counters()["committed"] < 12:
-            engine.round()
+            engine.step()
         assert engine.counters()["loose_accepted"] == (why_strict(gate, window, k) is None)
 
 

@@ -44,14 +44,14 @@ def answer(batch, slot, prompt, gate=None, **settings):
     gate = gate or Exact()
     text = batch.slots[slot]
     text.begin(prompt, gate.nodes(), gate.window.config(), **settings)
-    n_rounds, out = 0, []
+    n_steps, out = 0, []
     while EOG not in out:
         (progress,) = batch.step()
         assert progress.failure is None
-        n_rounds += progress.is_step
+        n_steps += progress.is_step
         out += [token for _, token in text.tokens()]
     text.end()
-    return out[: out.index(EOG) + 1], n_rounds
+    return out[: out.index(EOG) + 1], n_steps
 
 
 def test_an_answer_is_found_by_the_next_request_in_any_slot():
@@ -135,15 +135,15 @@ def test_what_the_caller_was_not_given_is_not_remembered():
 def test_a_memory_file_is_kept_and_found(tiny_target, tmp_path):
     path = tmp_path / "answers.bin"
 
-    def rounds(prompt):
+    def steps(prompt):
         llm = FlyLlama(tiny_target, drafter=PromptLookup(memory_file=path), **OPTIONS)
         text = llm.create_completion(prompt, max_tokens=40, temperature=0)["choices"][0]["text"]
-        n_rounds = llm.stats.rounds
+        n_steps = llm.stats.rounds
         llm.close()
-        return text, n_rounds
+        return text, n_steps
 
-    text, slow = rounds("Natalia sold clips to")
-    again, fast = rounds("Natalia sold clips to")
+    text, slow = steps("Natalia sold clips to")
+    again, fast = steps("Natalia sold clips to")
     assert text == again and fast < slow / 2 and [file.name for file in tmp_path.iterdir()] == ["answers.bin"]
 
 
@@ -258,7 +258,7 @@ def test_answers_of_one_fly_llama_help_later_ones_under_any_gate(tiny_target, ga
     """In a batch, whose requests come from anybody in any order, they do not."""
     question = {"max_tokens": 40, "temperature": 0.01, "seed": 1}
 
-    def rounds(ask, one):
+    def steps(ask, one):
         ask(**question)
         n_first = one.stats.rounds
         ask(**question)
@@ -266,11 +266,11 @@ def test_answers_of_one_fly_llama_help_later_ones_under_any_gate(tiny_target, ga
 
     for memory in (2**18, 0):
         with FlyLlama(tiny_target, drafter=PromptLookup(memory=memory), gate=gate, **OPTIONS) as llm:
-            first, second = rounds(partial(llm.create_completion, "Natalia sold clips to"), llm)
+            first, second = steps(partial(llm.create_completion, "Natalia sold clips to"), llm)
             assert (second < first / 2) == (memory > 0)
     options = {name: value for name, value in OPTIONS.items() if name != "n_ctx"}
     with FlyBatch(tiny_target, n_parallel=1, n_ctx=256, drafter=PromptLookup(), gate=gate, **options) as batch:
-        first, second = rounds(partial(batch.complete, ["Natalia sold clips to"]), batch)
+        first, second = steps(partial(batch.complete, ["Natalia sold clips to"]), batch)
         assert second == first
 
 

@@ -46,7 +46,7 @@ def decode(script, gate, window, k, n, markers=MARKERS):
         engine.begin(PROMPT)
         out = []
         while len(out) < n and EOG not in out:
-            engine.round()
+            engine.step()
             out += [token for _, token in engine.tokens()]
     return out[: out.index(EOG) + 1] if EOG in out else out
 
@@ -86,7 +86,7 @@ def test_what_begins_or_continues_one(before, drafted, choice, is_loose):
         target.protect_texts(["[INST]"])
         engine.configure(Margin(0.3), Window(0), [(CallbackDrafter(lambda history: [drafted]), 1)])
         engine.begin(before)
-        engine.round()
+        engine.step()
         assert engine.record(0).origin == ("loose" if is_loose else "target")
         assert engine.record(0).reason == ("loose" if is_loose else "safety")
 

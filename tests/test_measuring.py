@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from one_request import one_round
+from one_request import one_step
 
 from pyfly_cpp import Exact, PromptLookup, Window
 from pyfly_cpp._native import Batch, CallbackDrafter, Costs, ScriptedTarget
@@ -35,7 +35,7 @@ def decode(batch, n=5, history=(1, 2, 3)):
     slot.begin(list(history), Exact().nodes(), Window().config())
     out = []
     while len(out) < n:
-        one_round(batch)
+        one_step(batch)
         out += [token for _, token in slot.tokens()]
     counters = slot.counters()
     slot.end()
@@ -84,7 +84,7 @@ def test_nothing_is_left_behind_and_nothing_counted():
         batch.measure()
         after = batch.slots[0].counters()
         assert batch.slots[0].n_evaluated == 0  # what the slot kept was dropped
-        assert not any(after[name] for name in ("rounds", "prefilled", "drafted", "seconds_verify", "seconds_prefill"))
+        assert not any(after[name] for name in ("steps", "prefilled", "drafted", "seconds_verify", "seconds_prefill"))
         assert decode(batch)[0] == expected and batch.slots[0].counters()["prefilled"] == counters["prefilled"]
 
 
@@ -93,10 +93,10 @@ def test_not_while_a_request_runs():
     with target, Batch(target) as batch:
         batch.configure([], adaptive=True)
         batch.slots[0].begin([1, 2], Exact().nodes(), Window().config())
-        one_round(batch)
+        one_step(batch)
         with pytest.raises(ValueError, match="between requests"):
             batch.measure()
-        assert one_round(batch) > 0
+        assert one_step(batch) > 0
 
 
 @pytest.mark.parametrize("recurrent", [None, (2, True)], ids=str)

@@ -23,7 +23,7 @@ from sampling_oracle import (
     sample,
     sampler,
     softmax,
-    tokens_of_a_round,
+    tokens_of_a_step,
 )
 
 from pyfly_cpp import Exact, Fuzzy, Margin, Stochastic, Window, verify
@@ -80,7 +80,7 @@ def test_verify_equals_the_oracle(gate, k, v, is_drawn, seed):
 
 @pytest.mark.parametrize("k", [1, 2, 3])
 @pytest.mark.parametrize("is_drawn", [True, False])
-def test_a_round_has_the_targets_distribution(k, is_drawn):
+def test_a_step_has_the_targets_distribution(k, is_drawn):
     """Computed over all drafts, not sampled: of the oracle, which verify() equals number by number."""
     n_vocab = 3
     for seed in range(24):
@@ -94,7 +94,7 @@ def test_a_round_has_the_targets_distribution(k, is_drawn):
             q = softmax(drafter.row([0, *tokens]))
             return q if is_drawn else one_hot(int(q.argmax()), n_vocab)
 
-        found = tokens_of_a_round(p_of, q_of, k, n_vocab)
+        found = tokens_of_a_step(p_of, q_of, k, n_vocab)
         for tokens in itertools.product(range(n_vocab), repeat=k + 1):
             true = np.prod([p_of(tokens[:i])[token] for i, token in enumerate(tokens)])
             assert found.get(tokens, 0.0) == pytest.approx(true, abs=1e-12)
@@ -156,7 +156,7 @@ def test_a_text_equals_the_oracle(gate, k, temperature, is_drawn, seed):
         engine.begin(PROMPT, 0, sampler(seed, temperature))
         found, records = [], []
         while len(found) < 25:
-            n = engine.round()
+            n = engine.step()
             records += [engine.record(i) for i in range(n)]
             found += [token for _, token in engine.tokens()]
         counters = engine.counters()
@@ -178,7 +178,7 @@ def test_a_trace_measures_what_it_says(gate):
         engine.begin(PROMPT, 0, sampler(5, 0.7))
         text, origins = list(PROMPT), set()
         for _ in range(40):
-            for i in range(engine.round()):
+            for i in range(engine.step()):
                 record = engine.record(i)
                 row = target.row(text).astype(np.float64)
                 log_p = np.log(softmax(row))
@@ -202,7 +202,7 @@ def test_at_temperature_zero_it_is_exact(gate):
         with ScriptedTarget(target.row, N_VOCAB) as scripted, Engine(scripted) as engine:
             engine.configure(gate, Window(0), [(RowDrafter(drafter.row, N_VOCAB), 4)])
             engine.begin(PROMPT)
-            records = [engine.record(i) for _ in range(20) for i in range(engine.round())]
+            records = [engine.record(i) for _ in range(20) for i in range(engine.step())]
             out = [(r.position, r.token, r.origin, r.choice, r.depth, r.reason, r.rejected) for r in records]
             return out, engine.counters()["loose_accepted"]
 
@@ -336,4 +336,4 @@ def test_a_request_that_cannot_be_served_is_refused():
                 engine.begin(PROMPT, 0, chain)
         engine.configure(DRAWN, Window(0), [(drafter, 3)])
         engine.begin(PROMPT, 0, sampler(1))
-        assert engine.round() >= 1
+        assert engine.step() >= 1

@@ -59,11 +59,11 @@ class Acceptance:
     generations: list[Generation]
     accepted: int
     drafted: int
-    tokens_per_round: float
+    tokens_per_step: float
 
     def __str__(self) -> str:
         share = self.accepted / max(self.drafted, 1)
-        return f"{self.accepted} of {self.drafted} drafts accepted, {share:.1%}; {self.tokens_per_round:.2f} per step"
+        return f"{self.accepted} of {self.drafted} drafts accepted, {share:.1%}; {self.tokens_per_step:.2f} per step"
 
 
 def check_logits(path: Path, model: Llama | Qwen35, texts: list[str], tokenize: Callable[[str], list[int]]) -> Check:
@@ -115,10 +115,10 @@ def _generate(llm: FlyLlama, prompt: str) -> Generation:
     stream.close()
     drafts = []
     for _, records in itertools.groupby(llm.records, key=lambda record: record.round):
-        of_round = list(records)
-        draft = [record.token for record in of_round if record.depth] + list(of_round[-1].rejected)
+        of_step = list(records)
+        draft = [record.token for record in of_step if record.depth] + list(of_step[-1].rejected)
         if draft:
-            drafts.append((of_round[0].position, draft))
+            drafts.append((of_step[0].position, draft))
     return Generation(tokens, drafts)
 
 

@@ -18,7 +18,7 @@ from pyfly_cpp._native.verification import GateNodes, WindowConfig, gate_array, 
 
 
 class RawRecord(NamedTuple):
-    """`pyfly_record` of pyfly.h, with the drafts that were rejected there. `round` is its step: the name in JSON."""
+    """`pyfly_record` of pyfly.h, with the drafts that were rejected there."""
 
     position: int
     token: int
@@ -26,7 +26,7 @@ class RawRecord(NamedTuple):
     choice: int
     depth: int
     reason: int
-    round: int
+    step: int
     entropy: float
     margin: float
     logprob: float
@@ -40,7 +40,7 @@ class GovernorState(NamedTuple):
     draft_seconds: tuple[tuple[float, ...], ...]
     catch_up_seconds: tuple[float, ...]
     acceptance: tuple[tuple[float, ...], ...]
-    rounds_at: tuple[int, ...]
+    steps_at: tuple[int, ...]
 
 
 class Costs(NamedTuple):
@@ -168,7 +168,7 @@ class Batch(NativeHandle):
             draft_seconds=by_drafter(state.draft_us, 1e-6),
             catch_up_seconds=tuple(state.catch_up_us[i] / 1e6 for i in range(len(depths))),
             acceptance=by_drafter(state.acceptance, 1.0),
-            rounds_at=tuple(list(state.steps_at)[:n_rows]),
+            steps_at=tuple(list(state.steps_at)[:n_rows]),
         )
 
     def _failure(self, slot: int, status: int) -> BaseException | None:
@@ -337,7 +337,7 @@ class Slot:
         return Counters.of(self._pointer, self.number)
 
     def counters(self) -> dict[str, Any]:
-        """The counters as fields of `Stats`."""
+        """The counters, as of `Counters.fields`."""
         return self.snapshot().fields()
 
     def accepted(self) -> tuple[int, int, int]:

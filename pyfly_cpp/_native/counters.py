@@ -10,7 +10,7 @@ from pyfly_cpp._native.library import ffi, lib
 _FIELDS = ffi.typeof("pyfly_stats").fields
 
 _NAMES = (
-    "drafted", "committed", "matched", "loose_accepted", "beginnings", "committed_first",
+    "steps", "drafted", "committed", "matched", "loose_accepted", "beginnings", "committed_first",
     "rejected_gate", "rejected_window", "rejected_boundary", "rejected_safety", "rollbacks", "rolled_back",
     "window_fallbacks", "prefilled", "replayed", "checkpoints", "accepted_from_answers",
 )  # fmt: skip
@@ -48,12 +48,11 @@ class Counters:
         return out
 
     def fields(self) -> dict[str, Any]:
-        """As fields of `Stats`; `accepted_by` by drafter."""
+        """By the names of `Stats`, but for its `rounds`; `accepted_by` by drafter."""
         s = self._raw
         drafted = list(s.drafted_at)
         n_depth = max((i + 1 for i, n in enumerate(drafted) if n), default=0)
         return {
-            "rounds": int(s.steps),  # the name in the files and the JSON of users
             **{name: int(getattr(s, name)) for name in _NAMES},
             "drafted_at_depth": tuple(drafted[:n_depth]),
             "accepted_at_depth": tuple(list(s.accepted_at)[:n_depth]),

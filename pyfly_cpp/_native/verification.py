@@ -13,7 +13,7 @@ GateNodes = Sequence[tuple[str, int, float, float]]
 pyfly.h."""
 
 WindowConfig = tuple[int, str, int, bool]
-"""(size, word of WINDOW_RULES, tail or -1, across_rounds): `pyfly_window_config` of pyfly.h."""
+"""(size, word of WINDOW_RULES, tail or -1, across_steps): `pyfly_window_config` of pyfly.h."""
 
 
 class RawDecision(NamedTuple):
@@ -70,5 +70,5 @@ def gate_array(gate: GateNodes) -> Any:
 
 def window_fields(window: WindowConfig) -> tuple[int, int, int, bool]:
     """A window as C takes it."""
-    size, rule, tail, across_rounds = window
-    return size, WINDOW_RULES[rule], tail, across_rounds
+    size, rule, tail, across_steps = window
+    return size, WINDOW_RULES[rule], tail, across_steps

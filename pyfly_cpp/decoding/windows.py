@@ -16,7 +16,7 @@ from pyfly_cpp.ranges import is_integer, require_integer
 class WindowRule(NamedTuple):
     """The meaning of a rule's word. The decisions are made in `csrc/window.cpp`."""
 
-    across_rounds: bool
+    across_steps: bool
     """Whether its windows outlive their step by default."""
     needed: Callable[[int, bool], int]
     """From W, and whether the window may outlive its step: the drafts that must follow a mismatch in its step."""
@@ -72,7 +72,7 @@ class Window:
     @property
     def outlives_step(self) -> bool:
         """`across_rounds` with its default filled in."""
-        return RULES[self.rule].across_rounds if self.across_rounds is None else self.across_rounds
+        return RULES[self.rule].across_steps if self.across_rounds is None else self.across_rounds
 
     @property
     def n_strict(self) -> int:
@@ -80,7 +80,7 @@ class Window:
         return max(RULES[self.rule].needed(self.size, self.outlives_step), self.tail or 0)
 
     def config(self) -> tuple[int, str, int, bool]:
-        """(size, rule, tail, across_rounds): `pyfly_window_config` of pyfly.h."""
+        """(size, rule, tail, across_steps): `pyfly_window_config` of pyfly.h."""
         return self.size, self.rule, -1 if self.tail is None else self.tail, self.outlives_step
 
     def but(self, **fields: Any) -> Window:

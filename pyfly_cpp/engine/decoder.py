@@ -208,6 +208,7 @@ class Decoder:
         for native, n in zip(self._drafters, fields.pop("accepted_by")):
             by_drafter[native.name] = by_drafter.get(native.name, 0) + n
         return Stats(
+            rounds=fields.pop("steps"),
             **fields,
             seconds_python=python_seconds,
             accepted_by_drafter=tuple(by_drafter.items()),

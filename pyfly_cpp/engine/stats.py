@@ -12,7 +12,7 @@ from pyfly_cpp._native import GovernorState, RawRecord
 from pyfly_cpp.decoding.verify import REASONS
 from pyfly_cpp.errors import counted
 
-_LEAST_TOKENS, _LEAST_ROUNDS = 16, 2
+_LEAST_TOKENS, _LEAST_STEPS = 16, 2
 """The fewest of which a speed is shown."""
 
 _BY_NAME = ("accepted_by_drafter",)
@@ -44,7 +44,7 @@ class Governor:
             draft_seconds=tuple(zip(drafters, state.draft_seconds)),
             catch_up_seconds=tuple(zip(drafters, state.catch_up_seconds)),
             acceptance_at_depth=tuple(zip(drafters, state.acceptance)),
-            rounds_at=state.rounds_at,
+            rounds_at=state.steps_at,
         )
 
 
@@ -165,7 +165,7 @@ class Stats:
         """Speed behind the first step; NaN for fewer than 16 tokens or two steps, which tell nothing of it.
         In a `FlyBatch`, by the share that a request has of the common batches."""
         n = self.committed - self.committed_first
-        is_enough = n >= _LEAST_TOKENS and self.rounds - self.beginnings >= _LEAST_ROUNDS and self.seconds_decode > 0
+        is_enough = n >= _LEAST_TOKENS and self.rounds - self.beginnings >= _LEAST_STEPS and self.seconds_decode > 0
         return n / self.seconds_decode if is_enough else math.nan
 
     @property
@@ -308,7 +308,8 @@ class Record:
     def of(cls, raw: RawRecord) -> Record:
         """The batch's record, in words."""
         reason = "bonus" if raw.reason < 0 else REASONS[raw.reason]
-        return cls(**{**raw._asdict(), "origin": ORIGINS[raw.origin], "reason": reason})
+        fields = {**raw._asdict(), "origin": ORIGINS[raw.origin], "reason": reason}
+        return cls(round=fields.pop("step"), **fields)
 
     @property
     def probability(self) -> float:

@@ -19,7 +19,7 @@ class Decoded(NamedTuple):
     """Seconds until the last of them was there."""
     committed: int
     """All tokens, as in `Stats`; the next two likewise."""
-    rounds: int
+    steps: int
     loose_accepted: int
 
 
@@ -47,8 +47,8 @@ def pace(setting: str, decoded: Mapping[str, Sequence[Decoded]], groups: Sequenc
         groups: A name for each item, as of `bootstrap`.
     """
     timed = {name: [(one.tokens, one.seconds) for one in items] for name, items in decoded.items()}
-    committed, rounds, loose = (
-        sum(getattr(one, name) for one in decoded[setting]) for name in ("committed", "rounds", "loose_accepted")
+    committed, steps, loose = (
+        sum(getattr(one, name) for one in decoded[setting]) for name in ("committed", "steps", "loose_accepted")
     )
 
     def over(other: str) -> Interval | None:
@@ -59,6 +59,6 @@ def pace(setting: str, decoded: Mapping[str, Sequence[Decoded]], groups: Sequenc
         tokens_per_second=speed(timed[setting], groups),
         speedup_plain=over("plain"),
         speedup_exact=over("exact") if setting != "plain" else None,
-        mean_accepted=committed / rounds if rounds else math.nan,
+        mean_accepted=committed / steps if steps else math.nan,
         loose_rate=loose / committed if committed else math.nan,
     )

@@ -108,7 +108,7 @@ def _tokens(
     character that a later token completes. `shown`: its own bytes."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     out = []
-    last_round = records[0].round if records else 0
+    last_step = records[0].round if records else 0
     for i, record in enumerate(records):
         piece = detokenize([record.token])
         text = decoder.decode(piece, final=i == len(records) - 1)
@@ -123,15 +123,15 @@ def _tokens(
             "probability": _probability(record.probability),
             "entropy": _number(record.entropy),
             "margin": _number(record.margin),
-            "round": record.round + 1,
+            "step": record.round + 1,
             "depth": record.depth,
-            "begins_round": record.round != last_round,
+            "begins_step": record.round != last_step,
             # A line break of a rejected draft must not break the lines of the answer.
             "rejected": [draft.decode("utf-8", "replace").replace("\n", "↵") for draft in rejected],
             "rejected_shown": [visible(draft) for draft in rejected],
             "why": _WHY.get(record.reason, record.reason),
         })  # fmt: skip
-        last_round = record.round
+        last_step = record.round
     return out
 
 

@@ -68,7 +68,7 @@ def test_the_context_used_and_left_is_shown(run):
     assert second > first > anew > 8
 
 
-def test_a_window_that_fits_in_no_round_is_told_once(run):
+def test_a_window_that_fits_in_no_step_is_told_once(run):
     result = chat(run, "--draft-max", 3, "--window", "agree", stdin=f"{QUESTION}\n{QUESTION}\n")
     (line,) = [line for line in result.err.splitlines() if "never accepts" in line]
     assert "margin:0.3" in line and "agree:6" in line and "reconverge:6" in line, "what it is, and what to choose"

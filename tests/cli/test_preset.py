@@ -56,7 +56,7 @@ def test_the_preset_is_followed(run, preset):
     assert got["drafters"][0]["p_min"] == 0.1
     llm = FlyLlama.from_preset(path, n_ctx=2048, n_threads=1, n_threads_batch=1, verbose=False)
     assert said["text"] == llm.create_completion("Natalia sold", max_tokens=24, temperature=0.0)["choices"][0]["text"]
-    assert said["stats"]["rounds"] == llm.stats.rounds, "the very same rounds"
+    assert said["stats"]["rounds"] == llm.stats.rounds, "the very same steps"
     llm.close()
 
 

@@ -62,12 +62,12 @@ def replay(model_path, tokens, n_prompt, records, n_ctx=1024, n_threads=1):
     in one batch, and no token may end the text (the rest of such a draft is in no record)."""
     with fresh_model(model_path, n_ctx, n_threads) as llm:
         rows, n_past = [], 0
-        for _, of_round in itertools.groupby(records, key=lambda record: record.round):
-            of_round = list(of_round)
-            begin = of_round[0].position  # tokens[begin - 1] is the newest one that is not evaluated yet
-            matched = [record.token for record in of_round if record.origin == "matched"]
-            draft = [*matched, *of_round[-1].rejected]
+        for _, of_step in itertools.groupby(records, key=lambda record: record.round):
+            of_step = list(of_step)
+            begin = of_step[0].position  # tokens[begin - 1] is the newest one that is not evaluated yet
+            matched = [record.token for record in of_step if record.origin == "matched"]
+            draft = [*matched, *of_step[-1].rejected]
             found = evaluate(llm, [*tokens[n_past:begin], *draft], n_past, len(draft) + 1)
-            rows += found[: len(of_round)]
-            n_past = begin + len(of_round) - 1
+            rows += found[: len(of_step)]
+            n_past = begin + len(of_step) - 1
         return rows

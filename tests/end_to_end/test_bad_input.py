@@ -726,13 +726,13 @@ def test_on_prefill_that_raises(tiny_target, expected):
 # ---- Interrupts ------------------------------------------------------------------------------------------------------
 
 
-def test_an_interrupt_during_a_round(tiny_target, expected):
+def test_an_interrupt_during_a_step(tiny_target, expected):
     """Ctrl-C while C runs: heard when the step is over."""
-    rounds = []
+    steps = []
 
     def drafter(history):
-        rounds.append(len(history))
-        if len(rounds) == 5:
+        steps.append(len(history))
+        if len(steps) == 5:
             signal.raise_signal(signal.SIGINT)
         return history[-3:]
 
@@ -740,7 +740,7 @@ def test_an_interrupt_during_a_round(tiny_target, expected):
     with pytest.raises(KeyboardInterrupt):
         for _ in llm(PROMPT, max_tokens=100, temperature=0, stream=True):
             pass
-    assert len(rounds) == 5
+    assert len(steps) == 5
     for prompt in (PROMPT, SHORT):
         assert answer(llm, prompt) == expected[prompt]
 
@@ -823,7 +823,7 @@ def assert_consistent(llm, tokens):
     assert llama_cpp.llama_memory_seq_pos_max(memory, 0) == llm.n_tokens - 1
 
 
-def test_a_generator_closed_in_mid_round(fly):
+def test_a_generator_closed_in_mid_step(fly):
     prompt = fly.tokenize(PROMPT.encode())
     whole = fly.generate(prompt, temp=0.0)
     tokens = prompt + [next(whole) for _ in range(40)]
@@ -872,10 +872,10 @@ def test_two_interleaved_generations(fly, expected):
 
 def test_two_threads(tiny_target, expected):
     """One gets the lock; the other a clear error, and neither a wrong text."""
-    in_round, go_on = threading.Event(), threading.Event()
+    in_step, go_on = threading.Event(), threading.Event()
 
     def waits(history):
-        in_round.set()
+        in_step.set()
         assert go_on.wait(30)
         return []
 
@@ -884,7 +884,7 @@ def test_two_threads(tiny_target, expected):
     thread = threading.Thread(target=lambda: result.append(answer(llm)))
     thread.start()
     try:
-        assert in_round.wait(30)
+        assert in_step.wait(30)
         for call in (
             lambda: answer(llm, SHORT),
             lambda: setattr(llm, "drafter", None),

@@ -210,11 +210,11 @@ def test_the_cache_of_the_draft_is_kept(tiny_target, spm):
     prompt = fly.tokenize((TEXT * 3).encode())
     greedy(fly, prompt, 1)
     (drafter,) = fly.loaded.decoder.drafters
-    before, rounds = drafter.n_evaluated, fly.stats.rounds
+    before, steps = drafter.n_evaluated, fly.stats.rounds
     greedy(fly, prompt, 20)
-    rounds = fly.stats.rounds - rounds
+    steps = fly.stats.rounds - steps
     # Four tokens of the target are up to 16 of the draft, two more are drafted, and a few at the end change.
-    assert rounds > 5 and drafter.n_evaluated - before < 25 * rounds
+    assert steps > 5 and drafter.n_evaluated - before < 25 * steps
     fly.close()
 
 

@@ -124,8 +124,8 @@ def drafts_of(llm):
     """The drafts of the last generation: {how many tokens they followed: what was drafted}."""
     drafts = {}
     for _, records in itertools.groupby(llm.records, key=lambda record: record.round):
-        of_round = list(records)
-        drafts[of_round[0].position] = [r.token for r in of_round if r.depth] + list(of_round[-1].rejected)
+        of_step = list(records)
+        drafts[of_step[0].position] = [r.token for r in of_step if r.depth] + list(of_step[-1].rejected)
     return drafts
 
 
@@ -403,14 +403,14 @@ def continued(llm, text, n_given, n):
 def test_200_rejections_at_every_depth(name, opened):
     """A text that follows the head's own drafts and leaves each at another depth. Who decodes that text has the same
     drafts behind every rejection; the noise of batches of other sizes moves a few."""
-    k, n_texts, n_rounds = 15, {"DFlash": 3, "DSpark": 9}[name], 23
+    k, n_texts, n_steps = 15, {"DFlash": 3, "DSpark": 9}[name], 23
     oracle = opened(HEADS[name](draft_max=k), gate=Margin(1e6), window=Window(0), trace=True)  # commits most drafts
     subject = opened(HEADS[name](draft_max=k), trace=True)
     rng, n_same, depths = random.Random(3), 0, []
     for prompt in prompts(n_texts):
         text = oracle.tokenize(prompt.encode(), add_bos=False)[:40]
         n_given, expected = len(text), {}
-        for _ in range(n_rounds):
+        for _ in range(n_steps):
             continued(oracle, text, len(text), k + 1)
             draft = drafts_of(oracle)[len(text)]
             depths.append(rng.randrange(len(draft)))

@@ -65,10 +65,10 @@ def test_a_verified_batch_is_never_evaluated_again(k, tiny_target, tiny_draft, p
 def test_the_same_prompt_again_costs_the_draft_nothing(tiny_target, tiny_draft):
     fly = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft, draft_max=4), **OPTIONS)
     generate(fly, 1)
-    before, rounds = evaluated(fly), fly.stats.rounds
+    before, steps = evaluated(fly), fly.stats.rounds
     for _ in range(3):
         generate(fly, 1)
-    assert evaluated(fly) - before <= (fly.stats.rounds - rounds) * 5
+    assert evaluated(fly) - before <= (fly.stats.rounds - steps) * 5
 
 
 def test_catching_up_with_the_prompt_is_measured(tiny_target, tiny_draft):
@@ -99,7 +99,7 @@ def test_a_long_prompt_costs_what_its_window_does(tiny_target, tiny_draft, monke
     assert evaluated(fly) - before <= 9, "it has been read"
 
 
-def test_rounds_without_it_are_caught_up_with(tiny_target, tiny_draft, plain):
+def test_steps_without_it_are_caught_up_with(tiny_target, tiny_draft, plain):
     """Tokens that came without a draft are evaluated once, in one batch, when it is asked again."""
     fly = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft, draft_max=4), **OPTIONS)
     fly.draft_max = 0
@@ -306,10 +306,10 @@ def test_statistics_and_trace(gate, window, temperature, tiny_target, tiny_draft
     for record in records:
         check_record(record)
     assert {r.round for r in records} <= set(range(stats.rounds))
-    rounds = [r.round for r in records]
+    steps = [r.round for r in records]
     if not window.outlives_step:
-        assert rounds == sorted(rounds)
-        assert len(set(rounds)) == max(rounds) + 1
+        assert steps == sorted(steps)
+        assert len(set(steps)) == max(steps) + 1
         n_rejected = sum(bool(r.rejected) for r in records)
         reasons = [stats.rejected_gate, stats.rejected_window, stats.rejected_boundary, stats.rejected_safety]
         assert n_rejected <= sum(reasons)
@@ -505,7 +505,7 @@ def test_a_banned_token_is_never_drafted_into_the_text(tiny_target, tiny_draft):
         assert fly.stats.rejected_safety > 0
 
 
-def test_the_first_round_is_no_part_of_the_speed(tiny_target, tiny_draft):
+def test_the_first_step_is_no_part_of_the_speed(tiny_target, tiny_draft):
     fly = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft, draft_max=4), **OPTIONS)
     generate(fly, 3)
     stats = fly.stats
@@ -519,7 +519,7 @@ def test_the_first_round_is_no_part_of_the_speed(tiny_target, tiny_draft):
     assert stats.as_dict()["tokens_per_second"] == stats.tokens_per_second
 
 
-def test_a_round_that_nobody_read_is_not_counted(tiny_target, tiny_draft):
+def test_a_step_that_nobody_read_is_not_counted(tiny_target, tiny_draft):
     """As where Ctrl-C comes while the target evaluates."""
     fly = FlyLlama(tiny_target, drafter=DraftModel(tiny_draft, draft_max=4), **OPTIONS)
     fly.draft_max = 0

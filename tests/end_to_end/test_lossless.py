@@ -249,7 +249,7 @@ def test_a_draft_does_not_disturb_the_sampler(settings, gate, tiny_target):
             engine.begin([3, 5], 0, sampler)
             out = []
             while len(out) < 60:
-                engine.round()
+                engine.step()
                 out += [token for _, token in engine.tokens()]
             n_rolled_back += engine.counters()["rolled_back"]
         return out[:60]

@@ -116,7 +116,7 @@ def test_batches_that_hold_fewer_snapshots(reference, tmp_path):
 
 @pytest.mark.alike
 @pytest.mark.parametrize("n_snapshots", [3, 0])
-def test_windows_across_rounds_that_break_come_back_to_the_mismatch(reference, n_snapshots):
+def test_windows_across_steps_that_break_come_back_to_the_mismatch(reference, n_snapshots):
     """Every draft is wrong, every mismatch deferred, no window ever holds: the text is the plain one."""
 
     class Wrong:
@@ -141,7 +141,7 @@ def test_windows_across_rounds_that_break_come_back_to_the_mismatch(reference, n
 
 
 @pytest.mark.parametrize("n_snapshots", [3, 0])
-def test_windows_across_rounds_come_back_by_checkpoints(reference, n_snapshots):
+def test_windows_across_steps_come_back_by_checkpoints(reference, n_snapshots):
     """The depth of the snapshots does not reach into earlier steps, but a copy of the state does: no window falls back
     to its step, and the stats say what it costs."""
     drafter = second_choice(reference, 4)
@@ -168,7 +168,7 @@ def test_windows_across_rounds_come_back_by_checkpoints(reference, n_snapshots):
 
 @pytest.mark.alike
 @pytest.mark.parametrize(("k", "n_snapshots"), [(3, 3), (4, 0)])
-def test_states_that_are_saved_in_the_middle_of_a_round(reference, k, n_snapshots):
+def test_states_that_are_saved_in_the_middle_of_a_step(reference, k, n_snapshots):
     script = Script(k)
     llm = FlyLlama(MODEL, drafter=script if n_snapshots else None, draft_max=n_snapshots, **SETTINGS)
     llm.drafter, llm.draft_max = script, k

@@ -86,7 +86,7 @@ def test_another_prompt_of_the_same_beginning(model, reference, text, drafter):
 
 
 @pytest.mark.parametrize("room", [TIGHT, pytest.param(ROOMY, marks=pytest.mark.slow)], ids=str)
-def test_windows_across_rounds(model, reference, text, room):
+def test_windows_across_steps(model, reference, text, room):
     """Now and then the target's second choice is drafted, and nothing right behind it: the end of the window rejects
     it. Where the cache is tight, no mismatch is left open for longer than what it needs is there."""
 

@@ -192,7 +192,7 @@ class Run:
     def outcome(self):
         """What must be as it is alone. Two callbacks that raise in one step cannot be told apart."""
         counters = self.slot.counters()
-        names = ("rounds", "drafted", "committed", "matched", "loose_accepted", "rejected_gate", "rejected_window",
+        names = ("steps", "drafted", "committed", "matched", "loose_accepted", "rejected_gate", "rejected_window",
                  "rejected_boundary", "rejected_safety", "rollbacks", "rolled_back", "drafted_at_depth",
                  "accepted_at_depth", "accepted_by")  # fmt: skip
         error = type(self.error).__name__ if self.error is not None else None
@@ -263,22 +263,22 @@ class World:
         """The outcome of a request in a batch of one."""
         with self.batch(1) as batch:
             run = Run(self, request, batch.slots[0])
-            n_steps = 0
+            n_iterations = 0
             while not run.is_done:
                 n_before = run.slot.n_evaluated
                 (progress,) = batch.step()
                 assert not progress.is_waiting
                 run.check_prompt_rows(n_before)
                 run.after_step(progress)
-                n_steps += 1
-                assert n_steps < 4000, "starved"
+                n_iterations += 1
+                assert n_iterations < 4000, "starved"
             return run.outcome()
 
     def run(self):
         """All requests at once. Returns how many steps of requests there were."""
         rng = self.rng
         waiting, running = collections.deque(self.requests), []  # running: the oldest first
-        n_rounds = n_steps = 0
+        n_steps = n_iterations = 0
         with self.batch(self.n_slots) as batch:
 
             def leave(run, is_cancelled):
@@ -306,14 +306,14 @@ class World:
                     slot = batch.find_slot(request.prompt, request.options["owner"])
                     if rng.random() < 0.05 and running:  # in the place of another, which is forgotten
                         run = running.pop(rng.randrange(len(running)))
-                        n_rounds += run.slot.counters()["rounds"]
+                        n_steps += run.slot.counters()["steps"]
                         slot = run.slot
                     if slot is None:
                         break
                     running.append(Run(self, waiting.popleft(), slot))
                 if running and rng.random() < 0.02:
                     run = running.pop(rng.randrange(len(running)))
-                    n_rounds += run.slot.counters()["rounds"]
+                    n_steps += run.slot.counters()["steps"]
                     leave(run, True)
                 if not running:
                     continue
@@ -334,8 +334,8 @@ class World:
                     run.after_step(progress)
                     if run.is_done:
                         running.remove(run)
-                        n_rounds += run.slot.counters()["rounds"]
+                        n_steps += run.slot.counters()["steps"]
                         leave(run, False)
-                n_steps += 1
-                assert n_steps < 400 * len(self.requests) + 4000, "starved"
-        return n_rounds
+                n_iterations += 1
+                assert n_iterations < 400 * len(self.requests) + 4000, "starved"
+        return n_steps

@@ -68,7 +68,7 @@ def test_a_run(data, generator, tmp_path):
     assert again == lines, "a finished run is read, not repeated"
 
 
-def test_a_traced_run_keeps_margins_and_counts_rounds_that_drafted(data, generator, tmp_path, monkeypatch):
+def test_a_traced_run_keeps_margins_and_counts_steps_that_drafted(data, generator, tmp_path, monkeypatch):
     monkeypatch.setattr(generator.llm, "trace", True)
     loose = [*SETTINGS[:2], Decoding.parse("margin:0.5")]
     lines = evaluation.run(plan(data, n=6, settings=loose), generator, tmp_path)

@@ -90,7 +90,7 @@ def test_bytes_of_one_character_are_shown_when_it_is_whole():
     tokens = page(RECORDS)["tokens"]
     assert [token["text"] for token in tokens] == ["Hi", " <b>&", "\n", None, "é", "<|im_end|>"]
     assert tokens[3]["shown"] == "C3 (bytes)" and tokens[5]["special"] and tokens[1]["choice"] == "</script><script>"
-    assert [token["begins_round"] for token in tokens] == [False, False, True, False, False, False]
+    assert [token["begins_step"] for token in tokens] == [False, False, True, False, False, False]
     assert tokens[0]["margin"] == "–" and tokens[0]["probability"] == "90.5%"
 
 

@@ -36,7 +36,7 @@ def test_the_governor_is_of_adaptive_settings_and_keeps_what_it_knows(generator)
         if got.stats.governor is not None:
             governors.append(sum(got.stats.governor.rounds_at))
     first, second = governors
-    assert second > first >= 10, "rounds since the drafters were loaded, fixed ones not counted"
+    assert second > first >= 10, "steps since the drafters were loaded, fixed ones not counted"
 
 
 def test_limits_and_stops(generator):
@@ -177,13 +177,13 @@ def test_the_models_own_head(tiny):
     plain.llm.close()
 
 
-def test_rounds(generator):
+def test_steps(generator):
     setting = Decoding.parse("margin:1 reconverge")
     got = generator.generate(generator.render(MESSAGES), setting, 60)
     stats = got.stats
     assert len(got.steps) == stats.rounds > 1
     assert sum(r.drafted for r in got.steps) == stats.drafted
-    for name in ("committed", "matched", "loose_accepted"):  # the last round may bring what nobody takes
+    for name in ("committed", "matched", "loose_accepted"):  # the last step may bring what nobody takes
         assert 0 <= sum(getattr(r, name) for r in got.steps) - getattr(stats, name) <= got.steps[-1].committed
     seconds = sum(r.seconds for r in got.steps)
     assert 0 < seconds <= got.seconds_prompt + got.decode_seconds

@@ -148,12 +148,12 @@ def test_few_items_are_off_as_far_as_sampling_theory_says(lines):
     right = [row for row in lines if int(row["item"].partition("/")[2]) < 30]
     rows = study.dev_set_cells(study.compare(right, "bad"), [4, 8, 16, 30, 64])
     assert [row[0] for row in rows] == ["4", "8", "16"], "those that are fewer than all"
-    for n, (_, mean, between, *rounds) in zip((4, 8, 16), rows):
+    for n, (_, mean, between, *steps) in zip((4, 8, 16), rows):
         kept = np.arange(n + 1)
         found, off = scipy.stats.hypergeom(30, 15, n), 100 * (kept / n - 0.5)
         assert abs(float(mean) - np.abs(off) @ found.pmf(kept)) < 1.5
         assert between == f"{off[int(found.ppf(0.025))]:+.1f} to {off[int(found.ppf(0.975))]:+.1f}"
-        assert rounds == ["0.000", "+0.000 to +0.000"]
+        assert steps == ["0.000", "+0.000 to +0.000"]
     assert rows == study.dev_set_cells(study.compare(right, "bad"), [4, 8, 16]), "always the same draws"
     wrong = [{**row, "correct": False} for row in lines]
     assert study.dev_set_cells(study.compare(wrong, "bad"), [4])[0][1:3] == ["", ""]

@@ -135,11 +135,11 @@ export class Answer {
     const seen = this.records.slice(this.nBefore ?? 0);
     const out = [];
     if (seen.length) {
-      const rounds = new Set(seen.map(record => record.round)).size;
+      const steps = new Set(seen.map(record => record.round)).size;
       const seconds = (this.last - this.first) / 1000;
       out.push(`${seen.length} tokens`);
       if (seconds > 0) out.push(`${number((seen.length - 1) / seconds, 1)} a second`);
-      out.push(`${number(seen.length / rounds)} a step`, `${seen.filter(record => record.origin === "loose").length} loose`);
+      out.push(`${number(seen.length / steps)} a step`, `${seen.filter(record => record.origin === "loose").length} loose`);
       out.push(`first after ${number((this.first - this.began) / 1000, 1)} s`);
     }
     if (this.kept.ending in ENDINGS) out.push(ENDINGS[this.kept.ending]);

@@ -23,7 +23,7 @@ export function show(place, records) {
       place.append(rejected);
     }
     const begins = i > 0 && records[i - 1].round !== record.round;
-    const span = element("span", `token ${record.origin ?? ""}${begins ? " round" : ""}`, record.shown);
+    const span = element("span", `token ${record.origin ?? ""}${begins ? " begins" : ""}`, record.shown);
     span.tabIndex = i ? -1 : 0; // one stop of the Tab key; arrows continue from there
     span.record = record;
     place.append(span);
