@@ -18,6 +18,12 @@ Weights softmax(Weights logits) {
     for (const Weight & w : logits) {
         max = std::max(max, w.p);
     }
+    if (max == INFINITY) { // beside it nothing else counts
+        for (Weight & w : logits) {
+            w.p = w.p == INFINITY ? 0.0 : -INFINITY;
+        }
+        max = 0.0;
+    }
     double total = 0.0;
     for (Weight & w : logits) {
         w.p = std::exp(w.p - max);

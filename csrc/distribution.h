@@ -20,8 +20,9 @@ using Weights = std::vector<Weight>;
 // from to `drawn`.
 using DrawDraft = std::function<int32_t(const float * row, size_t n, std::vector<Weights> & drawn)>;
 
-// Where tokens, each once and in any order, have these logits: their softmax. A logit of -inf has no weight; one is
-// finite, none is NaN or +inf. Takes `logits` apart.
+// Where tokens, each once and in any order, have these logits, none of them NaN: their softmax. A logit of -inf has no
+// weight, and beside logits of +inf, which share the weight, no other one has; no weights are left if all are -inf.
+// Takes `logits` apart.
 Weights softmax(Weights logits);
 
 // Of a row [n_vocab] with a distribution.

@@ -19,7 +19,8 @@ class Distributions {
     virtual Weights of_target(const float * row, size_t n_vocab) = 0;
 
     // A drafter's row, truncated and scaled as the target's is (top-k, top-p, min-p, temperature, ...), so that what is
-    // drawn from it is accepted often. The row [n], of the first n tokens, has a distribution.
+    // drawn from it is accepted often. The row [n], of the first n tokens, has a distribution. Throws as of_target does
+    // where nothing of that is left.
     virtual Weights of_draft(const float * row, size_t n) = 0;
 
     // The request's seed.

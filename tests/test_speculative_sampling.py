@@ -306,6 +306,33 @@ def test_rows_without_a_distribution():
         verify(np.full((2, 3), -np.inf), [0], DRAWN)
 
 
+@pytest.mark.parametrize("gate", RULES, ids=str)
+def test_logits_that_are_not_finite_once_divided(gate):
+    """The largest share what there is to draw; where none is left, the request stops and the next one runs."""
+    rows = {"large": [2.0, 1.0, -1.0, -2.0, -3.0, -4.0], "small": [-1.0, -2.0, -3.0, -4.0, -5.0, -6.0]}
+    target = {"row": rows["large"]}
+    drafter = RowDrafter(Script(4).row, N_VOCAB)
+    with (
+        ScriptedTarget(lambda _: np.array(target["row"], np.float32), N_VOCAB) as scripted,
+        Engine(scripted) as engine,
+    ):
+        engine.configure(gate, Window(0), [(drafter, 0)])
+        engine.begin(PROMPT, 0, sampler(5, 1e-40))
+        found = set()
+        while len(found) < 2:
+            engine.round()
+            found.update(token for _, token in engine.tokens())
+        assert found == {0, 1}
+        target["row"] = rows["small"]
+        with pytest.raises(NotFiniteError, match="raise the temperature"):
+            engine.round()
+        for k in (0, 3):
+            engine.configure(gate, Window(0), [(drafter, k)])
+            engine.begin(PROMPT, 0, sampler(5, 0.7))
+            assert engine.round() >= 1
+            engine.end()
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

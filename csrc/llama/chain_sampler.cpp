@@ -174,13 +174,20 @@ Weights ChainSampler::of_draft(const float * row, size_t n_vocab) {
     return weights();
 }
 
-// Of the candidates that are left.
+// Of the candidates that are left. Where a logit is no longer finite once it is divided by the temperature, llama.cpp
+// itself takes the last candidate.
 Weights ChainSampler::weights() const {
     Weights logits(candidates_.size);
     for (size_t i = 0; i < candidates_.size; i++) {
         logits[i] = {candidates_.data[i].id, static_cast<double>(candidates_.data[i].logit)};
     }
-    return softmax(std::move(logits));
+    Weights weights = softmax(std::move(logits));
+    if (weights.empty()) {
+        throw Error(PYFLY_STATUS_NOT_FINITE,
+                    "a logits row has no distribution left once it is divided by the temperature; raise the "
+                    "temperature, or check the logits processors and the logit bias");
+    }
+    return weights;
 }
 
 bool ChainSampler::could_draw(int32_t token) const {

@@ -36,6 +36,15 @@ def require_sampling(sampling: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} must be a number, not {value!r}.")
 
 
+_LEAST_TEMPERATURE = 1e-6
+
+
+def as_divisible(temperature: float) -> float:
+    """The temperature that a request is sampled with: 0 for one below 1e-6. Logits divided by such a one may be no
+    numbers any more, and the most probable token, which 0 takes, is what it comes to."""
+    return temperature if temperature >= _LEAST_TEMPERATURE else 0.0
+
+
 def require_request(max_tokens: Any, seed: Any) -> None:
     """Raises ValueError unless these arguments of `create_completion` are numbers or None."""
     if max_tokens is not None and not isinstance(max_tokens, numbers.Real):

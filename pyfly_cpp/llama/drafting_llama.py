@@ -22,7 +22,7 @@ from pyfly_cpp.decoding.resolve import Resolved, draft_max_of, resolve
 from pyfly_cpp.decoding.windows import Window, require_window
 from pyfly_cpp.engine.output import Output
 from pyfly_cpp.engine.request import Request
-from pyfly_cpp.engine.request_limits import require_fitting
+from pyfly_cpp.engine.request_limits import as_divisible, require_fitting
 from pyfly_cpp.engine.stats import Record
 from pyfly_cpp.errors import BusyError
 from pyfly_cpp.grammar.guides import Guide
@@ -298,6 +298,8 @@ class DraftingLlama(GuardedLlama):
         llama = self if seed is None else _Seeded(self, seed)
         sampling = dict(request.sampling)
         grammar = sampling.pop("grammar", None)
+        if "temp" in sampling:
+            sampling["temp"] = as_divisible(sampling["temp"])
         if not isinstance(grammar, SchemaGrammar):
             return type(self)._init_sampler(llama, logits_processor=processors, grammar=grammar, **sampling)
         sampler = type(self)._init_sampler(llama, logits_processor=processors, **sampling)

@@ -18,8 +18,6 @@ from pyfly_cpp.serve.requests import RequestBody, SharedFields
 
 ANY_SEED = 2**32 - 1
 """llama.cpp's word for a seed that is drawn."""
-_LEAST_TEMPERATURE = 1e-6
-"""Below it a row divided by the temperature may be no numbers; the most probable token is what it comes to."""
 
 SAMPLING = {
     "temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "typical_p": "typical_p",
@@ -125,8 +123,6 @@ def read_sampling(body: SharedFields, defaults: Mapping[str, float]) -> dict[str
     given = {**defaults, **_set(body, SAMPLING)}
     if body.mirostat is not None and body.mirostat_mode is None:  # llama.cpp's name for it
         given["mirostat_mode"] = body.mirostat
-    if given.get("temperature", 1.0) < _LEAST_TEMPERATURE:
-        given["temperature"] = 0.0
     out: dict[str, Any] = {}
     for name, value in given.items():
         out[SAMPLING[name]] = int(value) if name in _INTEGERS else float(value)

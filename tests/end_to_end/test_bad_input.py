@@ -24,7 +24,18 @@ from heads import EAGLE3, PROMPT, SHORT, answer, error_in_subprocess, right_answ
 from llama_cpp import LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
 
 import pyfly_cpp
-from pyfly_cpp import BusyError, ContextFullError, DraftModel, Entropy, FlyBatch, FlyLlama, Margin, PromptLookup, Window
+from pyfly_cpp import (
+    BusyError,
+    ContextFullError,
+    DraftModel,
+    Entropy,
+    FlyBatch,
+    FlyLlama,
+    Margin,
+    PromptLookup,
+    Stochastic,
+    Window,
+)
 from pyfly_cpp.decoding.presets import load_preset
 from pyfly_cpp.errors import IncompatibleDraftError, NativeError, NotFiniteError
 from pyfly_cpp.llama import fly_llama
@@ -651,6 +662,20 @@ def test_what_a_processor_forces(fly):
         assert [next(generator) for _ in range(5)] == [300] * 5
         found = fly("Once", max_tokens=5, logit_bias={300: math.inf, 301: -math.inf}, **settings)
         assert found["choices"][0]["text"] == fly.detokenize([300] * 5).decode()
+
+
+def test_temperatures_that_logits_cannot_be_divided_by(tiny_target, tiny_draft, fly, expected):
+    fly.gate = Stochastic()
+    biased = fly("Once", max_tokens=5, temperature=0.2, logit_bias={300: 1e38}, seed=1)
+    assert biased["choices"][0]["text"] == fly.detokenize([300] * 5).decode()
+    drafters = {} if isinstance(fly.drafter, DraftModel) else {"drafter": PromptLookup()}
+    with FlyBatch(tiny_target, n_parallel=2, gate=Stochastic(), **drafters, **OPTIONS) as batch:
+        for temperature in (1e-7, 1e-38, 1e-40):
+            found = fly(PROMPT, max_tokens=20, temperature=temperature, seed=1)["choices"][0]["text"]
+            assert expected[PROMPT][0]["text"].startswith(found)
+            warm, cold = (batch.submit(PROMPT, max_tokens=20, temperature=t, seed=1) for t in (0.8, temperature))
+            assert warm.result(60)["choices"][0]["finish_reason"] == "length"
+            assert cold.result(60)["choices"][0]["text"] == found
 
 
 def test_a_model_with_nan_in_its_weights(tiny_target, tiny_draft, tmp_path):
