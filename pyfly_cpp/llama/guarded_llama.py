@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import logging
 import os
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -48,6 +50,21 @@ _MOST_SNAPSHOTS = 16
 _logger.GGML_LOG_LEVEL_TO_LOGGING_LEVEL[3] = logging.WARNING
 _CHAT = inspect.signature(llama_cpp.Llama.create_chat_completion)
 _SAMPLE = inspect.signature(llama_cpp.Llama.sample)
+
+
+_quiet_load = threading.RLock()
+"""Held while a model loads with verbose=False: llama-cpp-python leads the process's stdout and stderr away and back
+again, and where a second thread begins in between, they do not come back."""
+
+
+def _renew_quiet_load() -> None:
+    """Makes the lock anew: a thread that is not in this fork may hold it."""
+    global _quiet_load
+    _quiet_load = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_quiet_load)
 
 
 class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
@@ -149,7 +166,8 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         try:
             wish = _locked(self._kernels.bits, kwargs)
             taken = _native.kernels_taken(wish, kwargs["n_threads_batch"], _warn_of_unlocked)
-            with _native.load_guard(), taken:
+            is_quiet = not kwargs.get("verbose", BASE_DEFAULTS["verbose"])
+            with _quiet_load if is_quiet else contextlib.nullcontext(), _native.load_guard(), taken:
                 super().__init__(model_path, **kwargs)
         except ValueError as error:
             self.close()  # the traceback may keep this object for long

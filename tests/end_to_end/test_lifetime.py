@@ -563,6 +563,68 @@ def test_loading_in_two_threads_and_while_loading(target):
     assert in_child(code, target) == "fine\n"
 
 
+def test_loading_in_two_threads_loses_no_output(target):
+    """llama-cpp-python leads stdout and stderr of the process away while it loads without output, and back again."""
+    code = """
+        import os, sys, threading
+        from pyfly_cpp import FlyLlama
+
+        def load(name, wait):
+            FlyLlama(sys.argv[1], n_ctx=256, n_threads=1, verbose=False, on_load=wait).close()
+            loaded[name].set()
+
+        def wait_for_second(_):
+            loading["first"].set()
+            loading["second"].wait(1)
+
+        def wait_for_first(_):
+            loading["second"].set()
+            loaded["first"].wait(30)
+
+        loading, loaded = ({name: threading.Event() for name in ("first", "second")} for _ in range(2))
+        threads = [threading.Thread(target=load, args=("first", wait_for_second)),
+                   threading.Thread(target=load, args=("second", wait_for_first))]
+        before = [os.fstat(descriptor).st_ino for descriptor in (1, 2)]
+        threads[0].start()
+        assert loading["first"].wait(30)
+        threads[1].start()
+        for thread in threads:
+            thread.join()
+        assert [os.fstat(descriptor).st_ino for descriptor in (1, 2)] == before
+        print("fine")
+    """
+    assert in_child(code, target) == "fine\n"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_fork_while_another_thread_loads(target):
+    code = """
+        import os, signal, sys, threading
+        from pyfly_cpp import FlyLlama
+
+        def wait(_):
+            loading.set()
+            forked.wait(60)
+
+        def load(on_load=None):
+            return FlyLlama(sys.argv[1], n_ctx=256, n_threads=1, n_threads_batch=1, verbose=False, on_load=on_load)
+
+        loading, forked = threading.Event(), threading.Event()
+        load().close()
+        thread = threading.Thread(target=load, args=(wait,))
+        thread.start()
+        assert loading.wait(30)
+        if os.fork() == 0:
+            signal.alarm(30)
+            os._exit(7 if load()("Tom", max_tokens=2)["choices"] else 1)
+        status = os.wait()[1]
+        forked.set()
+        thread.join()
+        print(os.WEXITSTATUS(status), os.WIFEXITED(status))
+    """
+    assert in_child(code, target) == "7 True\n"
+
+
 # ---- The end ---------------------------------------------------------------------------------------------------------
 
 
