@@ -231,10 +231,16 @@ class Slot:
                 "settings": {"window": window_fields(window), **settings},
             },
         )
-        check(lib.pyfly_batch_begin, self._pointer, self.number, request)
-        self._sampler = sampler  # not before: the copy that was replaced called back into the old one
+        # What a signal handler raises may come right behind the call. If it has done its work, the request can be
+        # ended then, and both samplers are there: copies of either may call back into theirs.
+        had_request, before = self.has_request, self._sampler
+        self.has_request, self._sampler = True, (before, sampler)
+        error = failure(lib.pyfly_batch_begin, self._pointer, self.number, request)
+        if error is not None:
+            self.has_request, self._sampler = had_request, before
+            raise error
+        self._sampler = sampler
         self.take_failure = take_failure or _no_failure
-        self.has_request = True
         if n_room is not None:
             self.want(n_room)
 
@@ -323,12 +329,13 @@ class Slot:
     def end(self, n_keep: int = -1) -> None:
         """Ends the request; the target's memory keeps its first n_keep positions, or, -1, what it holds of the
         committed tokens."""
-        try:
-            check(lib.pyfly_batch_end, self._pointer, self.number, n_keep)
-        finally:
-            self._sampler = None
-            self.take_failure = _no_failure
-            self.has_request = False
+        error = failure(lib.pyfly_batch_end, self._pointer, self.number, n_keep)
+        # Not where a signal handler's exception has come instead: then it can be ended again.
+        self._sampler = None
+        self.take_failure = _no_failure
+        self.has_request = False
+        if error is not None:
+            raise error
 
     # ---- Counters ----------------------------------------------------------------------------------------------------
 

@@ -151,16 +151,18 @@ class Decoder:
 
     @property
     def drafters(self) -> list[_native.Drafter]:
-        """The drafters, the cheapest first. Assigning closes those that were there; no sequence may run."""
+        """The drafters, the cheapest first. Assigning closes those that were there; no sequence may run, else a
+        ValueError changes nothing."""
         return self._drafters
 
     @drafters.setter
     def drafters(self, drafters: list[_native.Drafter]) -> None:
-        self._accepted_earlier = self._accepted_before(drafters)
-        self.knows_costs = False
-        old, self._drafters = self._drafters, drafters
+        accepted_earlier = self._accepted_before(drafters)
         if self._batch is not None:
-            self._batch.configure()  # lets go of the old ones
+            self._batch.configure()  # lets go of the old ones, or raises
+        old, self._drafters = self._drafters, drafters
+        self._accepted_earlier = accepted_earlier
+        self.knows_costs = False
         for native in old:
             native.close()
 

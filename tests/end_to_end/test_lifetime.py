@@ -23,6 +23,7 @@ from heads import PROMPT, SHORT, answer, at_once, right_answers
 from llama_cpp import LogitsProcessorList
 
 from pyfly_cpp import BusyError, ContextFullError, DraftModel, FlyBatch, FlyLlama, PromptLookup
+from pyfly_cpp._native import batch as native_batch
 from pyfly_cpp.cli import in_options
 from pyfly_cpp.engine.access import Access
 from pyfly_cpp.machine import memory
@@ -754,4 +755,46 @@ def test_ctrl_c_right_behind_the_acquisition(target, expected):
     with pytest.raises(KeyboardInterrupt), use:
         pass
     assert answer(fly) == expected[PROMPT]
+    fly.close()
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+@pytest.mark.parametrize("name", ["pyfly_batch_begin", "pyfly_batch_end"])
+def test_a_signal_handler_raises_beside_a_native_call(name, is_done, target, expected, monkeypatch):
+    """Right before it, or when it has done its work."""
+    fly = FlyLlama(target, drafter=PromptLookup(), adaptive=False, **OPTIONS)
+    real = native_batch.lib
+
+    class Struck:
+        def __getattr__(self, attribute):
+            return strike if attribute == name else getattr(real, attribute)
+
+    def strike(*arguments):
+        monkeypatch.undo()
+        if is_done:
+            getattr(real, name)(*arguments)
+        raise TimeoutError
+
+    for prompt in (PROMPT, SHORT):
+        monkeypatch.setattr(native_batch, "lib", Struck())
+        with pytest.raises(TimeoutError):
+            fly(prompt, max_tokens=5, logits_processor=LogitsProcessorList([lambda ids, scores: scores]))
+        gc.collect()
+        fly.drafter = PromptLookup()
+        assert answer(fly, prompt) == expected[prompt]
+    fly.close()
+
+
+def test_drafters_that_cannot_be_replaced_stay(target, expected):
+    fly = FlyLlama(target, drafter=PromptLookup(), adaptive=False, **OPTIONS)
+    decoder = fly.loaded.decoder
+    generator = fly.generate(fly.tokenize(PROMPT.encode()), temp=0.0)
+    tokens = [next(generator)]
+    before = decoder.drafters
+    with pytest.raises(ValueError, match="between requests, not during one"):
+        decoder.drafters = []
+    assert decoder.drafters is before
+    tokens += [token for _, token in zip(range(39), generator)]
+    assert fly.detokenize(tokens).decode() == expected[PROMPT][0]["text"]
+    assert answer(fly, SHORT) == expected[SHORT]
     fly.close()
