@@ -33,7 +33,8 @@ class SeenTokens {
 
     // The same once what was seen is cut to its first `position` tokens.
     bool will_have_row_before(size_t position) const {
-        return has_row_before(position) || (position == marked_ && position <= end());
+        return has_row_before(position) ||
+               std::any_of(marks_.begin(), marks_.end(), [&](const Mark & mark) { return mark.n == position; });
     }
 
     // Nothing was seen before `position`.
@@ -41,7 +42,7 @@ class SeenTokens {
         begin_ = rows_begin_ = position;
         tokens_.clear();
         rows_.clear();
-        unmark();
+        marks_.clear();
     }
 
     // Keeps what was seen of the first n positions; all of it if that is less. Where nothing stays, it begins at 0.
@@ -51,13 +52,13 @@ class SeenTokens {
             return;
         }
         tokens_.resize(std::min(tokens_.size(), n - begin_));
-        if (n < marked_) {
-            unmark();
+        while (!marks_.empty() && marks_.back().n > n) {
+            marks_.pop_back();
         }
         if (end() <= rows_begin_) {
-            const bool is_marked = end() == marked_;
+            const bool is_marked = !marks_.empty() && marks_.back().n == end();
             rows_begin_ = end() - (is_marked ? 1 : 0);
-            rows_ = is_marked ? marked_row_ : std::vector<float>();
+            rows_ = is_marked ? marks_.back().row : std::vector<float>();
         }
         rows_.resize((end() - rows_begin_) * row_width_);
     }
@@ -68,12 +69,15 @@ class SeenTokens {
         cut(n_stays > 0 ? begin_ + n_stays : 0);
     }
 
-    // What was seen may be cut to what it is now, however long it was in between: the last row is kept for that. There
-    // is one such place at a time.
-    void mark() {
-        if (end() > rows_begin_) {
-            marked_ = end();
-            marked_row_.assign(row(marked_ - 1), row(marked_ - 1) + row_width_);
+    // What was seen may be cut to what it is now, however long it was in between: the last row is kept for that. Of the
+    // places where that was said before, those stay that is_wanted(tokens seen there).
+    template <typename IsWanted> void mark(const IsWanted & is_wanted) {
+        const size_t n = end();
+        marks_.erase(std::remove_if(marks_.begin(), marks_.end(),
+                                    [&](const Mark & mark) { return mark.n == n || !is_wanted(mark.n); }),
+                     marks_.end());
+        if (n > rows_begin_) {
+            marks_.push_back({n, {row(n - 1), row(n - 1) + row_width_}});
         }
     }
 
@@ -94,18 +98,18 @@ class SeenTokens {
     }
 
   private:
-    void unmark() {
-        marked_ = 0;
-        marked_row_.clear();
-    }
+    // A place that it may be cut to.
+    struct Mark {
+        size_t n;               // tokens seen there
+        std::vector<float> row; // of the last of them
+    };
 
     size_t row_width_;
     size_t begin_ = 0;
     std::vector<int32_t> tokens_;
     size_t rows_begin_ = 0;
-    std::vector<float> rows_;       // of positions rows_begin_ ... end() - 1
-    size_t marked_ = 0;             // 0: nothing is
-    std::vector<float> marked_row_; // of position marked_ - 1
+    std::vector<float> rows_; // of positions rows_begin_ ... end() - 1
+    std::vector<Mark> marks_; // by n, ascending, at most end()
 };
 
 } // namespace pyfly

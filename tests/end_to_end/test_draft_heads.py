@@ -361,6 +361,19 @@ def test_a_head_may_be_changed_between_requests(loaded):
     assert llm.stats.acceptance > 0.4
 
 
+def test_a_request_again_drafts_as_before(opened):
+    """From its first step on, also where drafts are deeper than the states that a step keeps, so that each step begins
+    with a copy of the state."""
+    llm = opened(MTP(), HYBRID, draft_max=3, trace=True)
+    llm.draft_max = 7
+    bias, found = {llm.token_eos(): -100.0, llm.token_bos(): -100.0}, []
+    for _ in range(2):
+        llm(prompts(1)[0], max_tokens=250, temperature=0, logit_bias=bias)  # longer than rows are kept
+        found.append((llm.records, drafts_of(llm)))
+    assert llm.stats.checkpoints > 20 and found[0][0][0].depth > 0
+    assert found[1] == found[0]
+
+
 def test_states_that_are_saved_and_loaded(loaded):
     llm = loaded("MTP")
     tokens, expected = generate(llm, prompts(2)[1], 40)

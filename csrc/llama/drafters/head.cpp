@@ -33,7 +33,7 @@ void HeadDrafter::restart_at_rows(int32_t slot) {
     memories_.clear(slot, std::max(shape_.first_entry, rows_begin > 0 ? rows_begin + shape_.lag : 0));
 }
 
-void HeadDrafter::observe(Model &, const std::vector<Span> & spans, const std::vector<bool> & wanted) {
+void HeadDrafter::observe(Model & target, const std::vector<Span> & spans, const std::vector<bool> & wanted) {
     for (size_t s = 0; s < spans.size(); s++) {
         const Span & span = spans[s];
         SeenTokens & seen = this->seen(span.sequence);
@@ -46,7 +46,8 @@ void HeadDrafter::observe(Model &, const std::vector<Span> & spans, const std::v
             restart_at_rows(span.sequence);
         }
         if (span.may_return) {
-            seen.mark();
+            const Checkpoints * all = target.checkpoints(span.sequence);
+            seen.mark([&](size_t n) { return all != nullptr && all->has(static_cast<int32_t>(n)); });
         }
         for (size_t i = 0; i < span.n; i += n_rows_chunk) {
             const size_t n_chunk = std::min(n_rows_chunk, span.n - i);
