@@ -82,17 +82,19 @@ class Access:
         also raises BusyError if somebody has. May be entered again."""
         return Use(self, generation)
 
-    @contextlib.contextmanager
-    def last_step(self, generation: int) -> Iterator[bool]:
-        """Around the end of a generation: whether it is for this generation to clean up. It is not if another one
-        was started, or if the object is in use just now: whoever uses it next ends the generation."""
-        if self.is_elsewhere or self.lock._is_owned() or not self.lock.acquire(blocking=False):
-            yield False
+    def last_step(self, generation: int, clean_up: Callable[[], None]) -> None:
+        """Has a generation clean up at its end, if that is for it to do. It is not if another one was started, or if
+        the object is in use just now: whoever uses it next ends the generation."""
+        if self.is_elsewhere:
             return
+        is_mine = False
         try:
-            yield self.generation == generation and not self.is_closed
-        finally:
-            self.lock.release()
+            with self.step(generation):
+                is_mine = True
+                clean_up()
+        except (BusyError, ValueError):
+            if is_mine:
+                raise
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:

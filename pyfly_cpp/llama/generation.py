@@ -90,9 +90,7 @@ class Generation:
                                 self._hold()
                         break
         finally:
-            with self._access.last_step(self._number) as is_mine:
-                if is_mine:
-                    llm._supersede()
+            self._access.last_step(self._number, llm._supersede)
 
     def _begin(self) -> list[Committed]:
         """Begins in the slot; or, if the first token is chosen by the row that is there, that token."""

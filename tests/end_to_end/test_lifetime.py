@@ -785,6 +785,39 @@ def test_a_signal_handler_raises_beside_a_native_call(name, is_done, target, exp
     fly.close()
 
 
+def test_a_signal_handler_raises_behind_an_acquisition(target, expected):
+    """Behind each that a completion makes: the object is not in use then, also while somebody keeps the exception."""
+    fly = FlyLlama(target, drafter=PromptLookup(), adaptive=False, **OPTIONS)
+    real, kept = fly._access.lock, []
+
+    class Struck:
+        def __init__(self, n):
+            self.n = n
+
+        def acquire(self, blocking=True):
+            taken = real.acquire(blocking)
+            self.n -= 1
+            if self.n == 0:
+                raise TimeoutError
+            return taken
+
+        def __getattr__(self, name):
+            return getattr(real, name)
+
+    while len(kept) < 100:
+        fly._access.lock = Struck(len(kept) + 1)
+        try:
+            fly(SHORT, max_tokens=2, temperature=0)
+            break
+        except TimeoutError as error:
+            kept.append(error)
+        finally:
+            fly._access.lock = real
+        assert expected[SHORT][0]["text"].startswith(answer(fly, SHORT, 3)[0]["text"])
+    assert 3 < len(kept) < 100
+    fly.close()
+
+
 def test_drafters_that_cannot_be_replaced_stay(target, expected):
     fly = FlyLlama(target, drafter=PromptLookup(), adaptive=False, **OPTIONS)
     decoder = fly.loaded.decoder
