@@ -133,6 +133,23 @@ def test_verdicts(run):
     assert run("if __name__ == '__main__': raise KeyError('ran')").passed, "code_eval does not run it"
 
 
+@pytest.mark.parametrize(
+    ("code", "passes"),
+    [
+        ("def first(xs: List[int]): return xs[0]", False),
+        ("def f(x: int): pass\nassert f.__annotations__['x'] is int", True),
+        (
+            "from dataclasses import dataclass\nfrom typing import ClassVar\n@dataclass\nclass P:\n"
+            "    n: ClassVar[int] = 0\n    x: int = 1\nassert P(5).x == 5",
+            True,
+        ),
+    ],
+    ids=["a forgotten import", "types", "a class variable"],
+)
+def test_annotations_are_evaluated_as_in_a_file_of_its_own(run, code, passes):
+    assert run(code).passed == (passes or sys.version_info >= (3, 14))  # where annotations wait until they are read
+
+
 def test_what_exercises_do_works(run):
     code = (
         "import collections, dataclasses, datetime, decimal, fractions, functools, heapq, itertools, json, math, os,"

@@ -29,7 +29,7 @@ def _run(received: list[bytes], verdict: int) -> bytes:
     """Runs the program. When it ends, the secret is written to `verdict`; if it raises, the report is returned."""
     secret, source = [received[0][:SECRET_BYTES]], received.pop()[SECRET_BYTES:]
     try:
-        code = compile(source.decode("utf-8", "surrogatepass"), "<program>", "exec")
+        code = compile(source.decode("utf-8", "surrogatepass"), "<program>", "exec", dont_inherit=True)
         names = {"__builtins__": __builtins__}  # as `code_eval`: no `__main__`, so its blocks do not run
         # Operands are evaluated from left to right, so while the program runs, the secret is in no variable.
         os.write(verdict, (secret.pop(), exec(code, names))[0])  # type: ignore[func-returns-value]
