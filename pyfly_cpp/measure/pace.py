@@ -44,7 +44,7 @@ def pace(setting: str, decoded: Mapping[str, Sequence[Decoded]], groups: Sequenc
 
     Args:
         decoded: The generations of each setting.
-        groups: A name for each item, as of `bootstrap`.
+        groups: A name for each item, as of `jackknife`.
     """
     timed = {name: [(one.tokens, one.seconds) for one in items] for name, items in decoded.items()}
     committed, steps, loose = (

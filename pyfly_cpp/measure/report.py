@@ -237,8 +237,8 @@ def _score(table: Table) -> list[Column]:
 _SPEED = "Speed is that of decoding: total tokens over total seconds, without the prompt and the first step."
 
 NOTE = (
-    f"{_SPEED} Settings took turns on every prompt. 95% confidence intervals: percentile bootstrap over prompts. They "
-    "do not hold for other machines, models or prompts."
+    f"{_SPEED} Settings took turns on every prompt. 95% confidence intervals: jackknife over prompts. They do "
+    "not hold for other machines, models or prompts."
 )
 
 SWEEP_NOTE = (
@@ -251,7 +251,7 @@ PARALLEL_NOTE = (
     "Tokens/s of all is decoding without the prompts, total tokens over the time that the batch took; so many "
     "requests ran all the time. First token: after the beginning of the request, its prompt included. Between tokens: "
     "until a reader gets more; the tokens of one step come together. Numbers and settings took turns on blocks of "
-    "prompts. 95% confidence intervals: percentile bootstrap over prompts."
+    "prompts. 95% confidence intervals: jackknife over prompts."
 )
 
 
@@ -299,7 +299,7 @@ def task_notes(table: Table) -> list[str]:
         )
     if table.n_groups < table.n_complete:
         out.append(
-            f"The {table.n_complete} items are forms of {table.n_groups} prompts; intervals resample prompts. The "
+            f"The {table.n_complete} items are forms of {table.n_groups} prompts; intervals are over prompts. The "
             "paired difference and McNemar's p treat items as independent and are too sure of themselves here."
         )
     short = short_names(row.setting for row in table.rows)
@@ -335,7 +335,10 @@ def task_notes(table: Table) -> list[str]:
     for name in names:
         parts = ", ".join(f"{short[row.setting]} {percent(row.also[name])}" for row in table.rows if name in row.also)
         out.append(f"{_ALSO.get(name, name)}: {parts}.")
-    out.append(f"{_SPEED} 95% confidence intervals: Wilson for shares, percentile bootstrap over items otherwise.")
+    out.append(
+        f"{_SPEED} 95% confidence intervals: Wilson for accuracy, percentile bootstrap for recovery and where items "
+        "are not independent, adjusted Wald for a change of accuracy, jackknife over items for speeds."
+    )
     return out
 
 

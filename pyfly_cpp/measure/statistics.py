@@ -1,7 +1,7 @@
-"""Intervals and tests. Pure functions of numbers; checked against scipy in the tests.
+"""Intervals and tests. Pure functions of numbers; checked against scipy, and by simulation, in the tests.
 
-Everything the tables show is a function of sums over items (correct answers, tokens, seconds, ...), so one bootstrap
-serves them all: resample items, or groups of items that are not independent, and apply the function to the new sums.
+Speeds are ratios of sums over few prompts: a t interval of the jackknife (`jackknife`). Other
+functions of sums over items have a `bootstrap`. Items that are not independent form groups.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LEVEL = 0.95
 _Z = NormalDist().inv_cdf(0.5 + LEVEL / 2)
 
 MIN_GROUPS = 5
-"""Fewer independent items give no bootstrap interval: it would only repeat their extremes."""
+"""Fewer independent items give no interval of a bootstrap or a jackknife: they do not show how much items differ."""
 
 N_RESAMPLES = 4000
 """Resamples of every bootstrap."""
@@ -64,6 +64,72 @@ def wilson(successes: int, n: int) -> Interval:
     return Interval(share, max(0.0, centre - half), min(1.0, centre + half))
 
 
+def _sums(columns: npt.ArrayLike, groups: Sequence[str] | None) -> Floats:
+    """The sums of each group, shape [n_groups, n_columns]; the columns themselves if groups is None."""
+    table = np.asarray(columns, dtype=np.float64)
+    if table.ndim != 2:
+        raise ValueError(f"columns must have the shape [n_items, n_columns], not {list(table.shape)}.")
+    if groups is None:
+        return table
+    if len(groups) != len(table):
+        raise ValueError(f"there are {len(table)} items and {len(groups)} groups; name one for each item.")
+    names, index = np.unique(np.asarray(groups, dtype=object).astype(str), return_inverse=True)
+    sums = np.zeros((len(names), table.shape[1]))
+    np.add.at(sums, index.reshape(-1), table)
+    return sums
+
+
+def t_quantile(p: float, n: int) -> float:
+    """The quantile p of Student's t with n degrees of freedom (Cornish and Fisher's expansion): for p from 0.5 to 0.999
+    and n >= 4, at most 1% too small."""
+    z = NormalDist().inv_cdf(p)
+    return (
+        z
+        + z * (z**2 + 1) / (4 * n)
+        + z * (5 * z**4 + 16 * z**2 + 3) / (96 * n**2)
+        + z * (3 * z**6 + 19 * z**4 + 17 * z**2 - 15) / (384 * n**3)
+        + z * (79 * z**8 + 776 * z**6 + 1482 * z**4 - 1920 * z**2 - 945) / (92160 * n**4)
+    )
+
+
+def jackknife(
+    columns: npt.ArrayLike, statistic: Callable[[Floats], Floats], groups: Sequence[str] | None = None
+) -> Interval:
+    """The t interval of the jackknife (Tukey 1958) of a positive function of sums over items, made for its logarithm.
+    With 5 to 20 items it covers what it should, where the percentiles of a bootstrap are too narrow.
+
+    Args:
+        columns: Shape [n_items, n_columns]; what is summed.
+        statistic: From sums of shape [..., n_columns] to values of shape [...]; NaN if undefined.
+        groups: A name for each item; items of one name are left out together. None: each item on its own.
+
+    Returns:
+        The statistic of the data, and its interval. The interval is NaN with fewer than `MIN_GROUPS` groups, or if the
+        statistic is not positive or undefined without one of them.
+    """
+    table = _sums(columns, groups)
+    n = len(table)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        whole = table.sum(axis=0)
+        estimate = float(np.asarray(statistic(whole)))
+        estimate = estimate if math.isfinite(estimate) else math.nan
+        logs = np.log(np.asarray(statistic(whole - table), dtype=np.float64))
+    if n < MIN_GROUPS or not (estimate > 0 and np.isfinite(logs).all()):
+        return Interval(estimate, math.nan, math.nan)
+    error = math.sqrt((n - 1) * float(np.var(logs)))
+    factor = math.exp(t_quantile(0.5 + LEVEL / 2, n - 1) * error)
+    return Interval(estimate, estimate / factor, estimate * factor)
+
+
+def low_of_several(one: Interval, n_groups: int, n_several: int) -> float:
+    """The lower end of an interval of `jackknife`, widened so that `n_several` such intervals together have its level
+    (Bonferroni); NaN if it has none."""
+    if math.isnan(one.low):
+        return math.nan
+    of_one, of_all = (t_quantile(1 - (1 - LEVEL) / 2 / n, n_groups - 1) for n in (1, n_several))
+    return float(one.estimate * (one.low / one.estimate) ** (of_all / of_one))
+
+
 def bootstrap(
     columns: npt.ArrayLike,
     statistic: Callable[[Floats], Floats],
@@ -83,16 +149,7 @@ def bootstrap(
         The statistic of the data, and the percentiles over resamples where it is defined. The interval is NaN with
         fewer than `MIN_GROUPS` groups, or if the statistic is undefined in more than one resample of ten.
     """
-    table = np.asarray(columns, dtype=np.float64)
-    if table.ndim != 2:
-        raise ValueError(f"columns must have the shape [n_items, n_columns], not {list(table.shape)}.")
-    if groups is not None:
-        if len(groups) != len(table):
-            raise ValueError(f"there are {len(table)} items and {len(groups)} groups; name one for each item.")
-        names, index = np.unique(np.asarray(groups, dtype=object).astype(str), return_inverse=True)
-        sums = np.zeros((len(names), table.shape[1]))
-        np.add.at(sums, index.reshape(-1), table)
-        table = sums
+    table = _sums(columns, groups)
     with np.errstate(divide="ignore", invalid="ignore"):
         estimate = float(np.asarray(statistic(table.sum(axis=0))))
         estimate = estimate if math.isfinite(estimate) else math.nan
@@ -123,14 +180,14 @@ Timed = Sequence[tuple[float, float]]
 
 
 def speed(items: Timed, groups: Sequence[str]) -> Interval:
-    """Tokens per second, as `bootstrap` has it."""
-    return bootstrap(np.reshape(items, (-1, 2)), ratio, groups)
+    """Tokens per second, as `jackknife` has it."""
+    return jackknife(np.reshape(items, (-1, 2)), ratio, groups)
 
 
 def speedup(items: Timed, others: Timed, groups: Sequence[str]) -> Interval:
     """Tokens per second over those of `others`, which are of the same items in the same order."""
     pairs = np.hstack([np.reshape(items, (-1, 2)), np.reshape(others, (-1, 2))])
-    return bootstrap(pairs, ratio_of_ratios, groups)
+    return jackknife(pairs, ratio_of_ratios, groups)
 
 
 def mcnemar_exact(n_harmful: int, n_helpful: int) -> float:

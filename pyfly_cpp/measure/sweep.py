@@ -18,7 +18,7 @@ from pyfly_cpp.decoding.gates import Gate, at_thresholds
 from pyfly_cpp.decoding.presets import Preset
 from pyfly_cpp.decoding.resolve import Resolved
 from pyfly_cpp.measure.speed import Measured, Summary, by_setting, summarise
-from pyfly_cpp.measure.statistics import Interval, bootstrap, for_json, ratio
+from pyfly_cpp.measure.statistics import Interval, for_json, jackknife, low_of_several, ratio
 from pyfly_cpp.models.named import model_file
 
 THRESHOLDS = {
@@ -75,10 +75,11 @@ class Point:
         """Speed over that of exact decoding."""
         return 1.0 if self.summary.speedup_exact is None else self.summary.speedup_exact.estimate
 
-    @property
-    def is_surely_faster(self) -> bool:
-        """Whether the whole interval of its speed is above that of exact; not known (no) with few prompts."""
-        return self.summary.speedup_exact is not None and self.summary.speedup_exact.low > 1
+    def is_surely_faster(self, n_others: int) -> bool:
+        """Whether the whole interval of its speed is above that of exact, if the fastest of `n_others` thresholds is
+        looked for, itself included; not known (no) with few prompts."""
+        gain = self.summary.speedup_exact
+        return gain is not None and low_of_several(gain, self.summary.n_prompts, n_others) > 1
 
     def as_dict(self) -> dict[str, Any]:
         """Ready for JSON; the rest is in the summaries."""
@@ -93,14 +94,17 @@ def points_of(measured: Sequence[Measured], gates: Iterable[Gate]) -> list[Point
     for setting in dict.fromkeys(["exact", *(str(Decoding(gate)) for gate in gates)]):
         rows = [(m, outputs["exact"][key]) for key, m in outputs[setting].items()]
         shares = [[agreement(m.result.tokens, exact.result.tokens), 1.0] for m, exact in rows]
-        points.append(Point(summaries[setting], bootstrap(shares, ratio, [m.prompt.unit for m, _ in rows])))
+        common = jackknife(shares, ratio, [m.prompt.unit for m, _ in rows])
+        points.append(Point(summaries[setting], replace(common, high=min(common.high, 1.0))))
     return points
 
 
 def fastest(points: Sequence[Point], least_agreement: float) -> Point:
-    """The fastest threshold of those that agree so much and are surely faster than exact decoding; else exact."""
+    """The fastest threshold of those that agree so much and are surely faster than exact decoding; else exact. The
+    more of them agree so much, the surer each must be, so that no more than one choice of 40 is due to chance."""
     exact, *others = points
-    able = [one for one in others if one.agreement.estimate >= least_agreement and one.is_surely_faster]
+    agreeing = [one for one in others if one.agreement.estimate >= least_agreement]
+    able = [one for one in agreeing if one.is_surely_faster(len(agreeing))]
     return max(able, key=lambda one: one.speedup, default=exact)
 
 

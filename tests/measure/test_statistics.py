@@ -13,11 +13,14 @@ from pyfly_cpp.measure.statistics import (
     Flips,
     bootstrap,
     flips,
+    jackknife,
+    low_of_several,
     mcnemar_exact,
     paired_difference,
     ratio,
     ratio_of_ratios,
     recovery,
+    t_quantile,
     wilson,
 )
 
@@ -44,6 +47,57 @@ def test_wilson_of_nothing():
     assert math.isnan(wilson(0, 0).estimate)
     with pytest.raises(ValueError, match=r"0\.\.3"):
         wilson(4, 3)
+
+
+@given(st.floats(0.5, 0.999), st.integers(4, 100))
+def test_t_quantile(p, n):
+    assert t_quantile(p, n) == pytest.approx(scipy_stats.t.ppf(p, n), rel=0.01, abs=1e-9)
+
+
+def timed(rng, n_prompts, n_settings):
+    """Columns of tokens and of seconds of settings that are equally fast."""
+    tokens = rng.integers(60, 130, size=(n_settings, n_prompts)).astype(float)
+    return tokens, tokens / 10 * rng.lognormal(0, 0.2, size=(n_settings, n_prompts))
+
+
+@pytest.mark.parametrize("n_prompts", [5, 12, 40])
+def test_jackknife_covers(n_prompts):
+    """However few the prompts are."""
+    rng = np.random.default_rng(12)
+    n_simulations, covered = 1000, 0
+    for _ in range(n_simulations):
+        (mine, theirs), (seconds, other_seconds) = timed(rng, n_prompts, 2)
+        interval = jackknife(np.column_stack([mine, seconds, theirs, other_seconds]), ratio_of_ratios)
+        covered += interval.low <= 1 <= interval.high
+    assert 0.93 <= covered / n_simulations <= 0.975
+
+
+@pytest.mark.parametrize("n_prompts", [5, 12])
+def test_the_best_of_several_is_rarely_above_by_chance(n_prompts):
+    rng = np.random.default_rng(13)
+    n_simulations, n_others, wrong = 400, 5, 0
+    for _ in range(n_simulations):
+        tokens, seconds = timed(rng, n_prompts, n_others + 1)
+        intervals = [
+            jackknife(np.column_stack([tokens[i], seconds[i], tokens[0], seconds[0]]), ratio_of_ratios)
+            for i in range(1, n_others + 1)
+        ]
+        wrong += any(low_of_several(one, n_prompts, n_others) > 1 for one in intervals)
+        assert all(low_of_several(one, n_prompts, 1) == pytest.approx(one.low) for one in intervals)
+    assert wrong / n_simulations <= 0.05
+
+
+def test_jackknife_of_groups_and_of_little():
+    values = np.column_stack([np.arange(1, 13), np.ones(12)])
+    once = jackknife(values, ratio)
+    names = [str(i) for i in range(12) for _ in range(10)]
+    copied = jackknife(np.repeat(values, 10, axis=0), ratio, names)
+    assert (copied.estimate, copied.low, copied.high) == pytest.approx((once.estimate, once.low, once.high))
+    few, nothing = jackknife(values[:4], ratio), jackknife(np.zeros((9, 2)), ratio)
+    assert few.estimate == 2.5 and math.isnan(few.low) and math.isnan(low_of_several(few, 4, 5))
+    assert math.isnan(nothing.estimate) and math.isnan(nothing.low)
+    one_counts = jackknife([[1.0, 1.0], *[[0.0, 1.0]] * 5], ratio)
+    assert one_counts.estimate > 0 and math.isnan(one_counts.low)
 
 
 def test_bootstrap_agrees_with_scipy():
