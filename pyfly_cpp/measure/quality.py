@@ -14,11 +14,10 @@ from pyfly_cpp.measure.pace import Decoded, Pace, pace
 from pyfly_cpp.measure.statistics import (
     Flips,
     Interval,
-    bootstrap,
+    design_effect,
     flips,
     for_json,
     paired_difference,
-    ratio,
     recovery,
     wilson,
 )
@@ -36,7 +35,7 @@ class SettingResult(Pace):
     """Items that every setting has answered; only these count."""
     n_correct: int
     accuracy: Interval
-    """Wilson, or by bootstrap over groups if items are not independent."""
+    """Wilson; items that are not independent count for less."""
     recovery: Interval | None
     """Accuracy over the baseline's."""
     difference: Interval | None
@@ -104,8 +103,7 @@ def _result(setting: str, columns: dict[str, list[Row]], groups: list[str]) -> S
     lines = columns[setting]
     n = len(lines)
     correct = [bool(line["correct"]) for line in lines]
-    grouped = len(set(groups)) < n
-    accuracy = bootstrap(np.column_stack([correct, np.ones(n)]), ratio, groups) if grouped else wilson(sum(correct), n)
+    accuracy = wilson(sum(correct), n, design_effect(np.asarray(correct) - sum(correct) / n, groups) if n else 1.0)
     baseline = columns.get(BASELINE) if setting != BASELINE else None
     base_correct = [bool(line["correct"]) for line in baseline] if baseline is not None else None
     details = [line["detail"] for line in lines]

@@ -299,7 +299,7 @@ def task_notes(table: Table) -> list[str]:
         )
     if table.n_groups < table.n_complete:
         out.append(
-            f"The {table.n_complete} items are forms of {table.n_groups} prompts; intervals are over prompts. The "
+            f"The {table.n_complete} items are forms of {table.n_groups} prompts, and intervals allow for that. The "
             "paired difference and McNemar's p treat items as independent and are too sure of themselves here."
         )
     short = short_names(row.setting for row in table.rows)
@@ -336,8 +336,8 @@ def task_notes(table: Table) -> list[str]:
         parts = ", ".join(f"{short[row.setting]} {percent(row.also[name])}" for row in table.rows if name in row.also)
         out.append(f"{_ALSO.get(name, name)}: {parts}.")
     out.append(
-        f"{_SPEED} 95% confidence intervals: Wilson for accuracy, percentile bootstrap for recovery and where items "
-        "are not independent, adjusted Wald for a change of accuracy, jackknife over items for speeds."
+        f"{_SPEED} 95% confidence intervals: Wilson for accuracy, Bonett and Price for recovery, adjusted Wald for a "
+        "change of accuracy, jackknife over items for speeds."
     )
     return out
 

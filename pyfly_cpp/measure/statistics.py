@@ -1,7 +1,8 @@
 """Intervals and tests. Pure functions of numbers; checked against scipy, and by simulation, in the tests.
 
-Speeds are ratios of sums over few prompts: a t interval of the jackknife (`jackknife`). Other
-functions of sums over items have a `bootstrap`. Items that are not independent form groups.
+Speeds are ratios of sums over few prompts: a t interval of the jackknife (`jackknife`). Shares of right answers are
+counts, which may be 0 or all: score intervals (`wilson`, `recovery`, `paired_difference`), never of width 0. Items that
+are not independent form groups. Other functions of sums over items have a `bootstrap`.
 """
 
 from __future__ import annotations
@@ -52,16 +53,40 @@ def for_json(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def wilson(successes: int, n: int) -> Interval:
-    """Wilson's score interval of a share (Wilson 1927): good also for small n and shares near 0 or 1."""
+def wilson(successes: int, n: int, design_effect: float = 1.0) -> Interval:
+    """Wilson's score interval of a share (Wilson 1927): good also for small n and shares near 0 or 1. With a
+    `design_effect`, the items count as that many times fewer."""
     if not 0 <= successes <= n:
         raise ValueError(f"successes must be in 0..{n}, not {successes}.")
     if n == 0:
         return Interval(math.nan, math.nan, math.nan)
-    share = successes / n
-    centre = (share + _Z * _Z / (2 * n)) / (1 + _Z * _Z / n)
-    half = _Z / (1 + _Z * _Z / n) * math.sqrt(share * (1 - share) / n + _Z * _Z / (4 * n * n))
-    return Interval(share, max(0.0, centre - half), min(1.0, centre + half))
+    return Interval(successes / n, *_score_bounds(successes / design_effect, n / design_effect, _Z))
+
+
+def _score_bounds(successes: float, n: float, z: float) -> tuple[float, float]:
+    """The ends of Wilson's interval of a share, at z standard errors."""
+    centre = successes + z * z / 2
+    half = z * math.sqrt(successes * (1 - successes / n) + z * z / 4)
+    return max(0.0, (centre - half) / (n + z * z)), min(1.0, (centre + half) / (n + z * z))
+
+
+def design_effect(deviations: npt.ArrayLike, groups: Sequence[str]) -> float:
+    """How many times larger the variance of a sum is because items of a group are alike (Kish 1965), from 1 to the mean
+    size of a group. Without any deviation nothing is known of that, and it is the latter.
+
+    Args:
+        deviations: Shape [n_items]; of each item from the mean.
+        groups: The name of each item's group.
+    """
+    own = np.asarray(deviations, dtype=np.float64)[:, None]
+    sums = _sums(own, groups)
+    n_groups, n, apart = len(sums), len(own), float((own**2).sum())
+    if n_groups == n:
+        return 1.0
+    if n_groups < 2 or apart < 1e-9:
+        return n / n_groups
+    together = float((sums**2).sum()) * n_groups / (n_groups - 1)
+    return min(max(1.0, together / apart), n / n_groups)
 
 
 def _sums(columns: npt.ArrayLike, groups: Sequence[str] | None) -> Floats:
@@ -239,11 +264,25 @@ def flips(baseline: Sequence[bool], other: Sequence[bool]) -> Flips:
 
 
 def recovery(baseline: Sequence[bool], other: Sequence[bool], groups: Sequence[str] | None = None) -> Interval:
-    """The recovery ratio: accuracy here / accuracy of the baseline, with a bootstrap interval over items (pairs kept).
-    NaN if the baseline has nothing right."""
+    """The recovery ratio: accuracy here / accuracy of the baseline. The interval is the hybrid Wilson score interval of
+    Bonett and Price (2006) for a ratio of paired shares: unlike a bootstrap it does not claim certainty if few items
+    flipped, or none. Items of one of the `groups` count for less, by their `design_effect`. NaN if the baseline has
+    nothing right."""
     if len(baseline) != len(other):
         raise ValueError(f"recovery needs the same items: there are {len(baseline)} and {len(other)}.")
-    return bootstrap(np.column_stack([other, baseline]), ratio, groups)
+    counts = flips(baseline, other)
+    if counts.both_right + counts.harmful == 0:
+        return Interval(math.nan, math.nan, math.nan)
+    estimate = (counts.both_right + counts.helpful) / (counts.both_right + counts.harmful)
+    deviations = np.asarray(other, dtype=np.float64) - estimate * np.asarray(baseline, dtype=np.float64)
+    fewer = 1.0 if groups is None else design_effect(deviations, groups)
+    n_flips = (counts.harmful + counts.helpful) / fewer
+    n = counts.both_right / fewer + n_flips
+    right = [(counts.both_right + own) / fewer for own in (counts.helpful, counts.harmful)]
+    of_both = math.sqrt((n_flips + 2) / math.prod(x + 1 for x in right))
+    of_each = sum(math.sqrt((1 - (x + 1) / (n + 2)) / (x + 1)) for x in right)
+    mine, theirs = (_score_bounds(x, n, of_both / of_each * _Z) for x in right)
+    return Interval(estimate, mine[0] / theirs[1], mine[1] / theirs[0])
 
 
 def paired_difference(counts: Flips) -> Interval:

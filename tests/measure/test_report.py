@@ -104,6 +104,13 @@ def test_groups_widen_the_interval():
     assert any("forms of 7 prompts" in note for note in report.task_notes(table))
 
 
+@pytest.mark.parametrize("correct", [True, False])
+def test_groups_that_are_all_right_or_wrong_leave_room(correct):
+    some = [line(f"{i}", name, correct, group=str(i // 3)) for i in range(30) for name in SETTINGS]
+    accuracy = summarise(some, SETTINGS, 30).rows[1].accuracy
+    assert accuracy.high - accuracy.low == pytest.approx(0.278, abs=0.001), "Wilson's of ten"
+
+
 def test_markdown_and_json():
     table = summarise(lines(), SETTINGS, 20, "A task")
     page = report.task_page(table, ["a fact"])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pyfly_cpp.measure.statistics import (
     Flips,
     bootstrap,
+    design_effect,
     flips,
     jackknife,
     low_of_several,
@@ -47,6 +48,28 @@ def test_wilson_of_nothing():
     assert math.isnan(wilson(0, 0).estimate)
     with pytest.raises(ValueError, match=r"0\.\.3"):
         wilson(4, 3)
+
+
+@pytest.mark.parametrize(("p", "n_groups", "alike"), [(0.95, 20, 1.0), (0.95, 20, 0.0), (0.6, 40, 0.5)])
+def test_wilson_covers_where_items_are_alike(p, n_groups, alike):
+    """Three forms of each prompt, of which a share stands or falls together."""
+    rng = np.random.default_rng(11)
+    names = [str(i // 3) for i in range(3 * n_groups)]
+    n_simulations, covered = 400, 0
+    for _ in range(n_simulations):
+        together = np.repeat(rng.random(n_groups) < alike, 3)
+        right = np.where(together, np.repeat(rng.random(n_groups) < p, 3), rng.random(3 * n_groups) < p)
+        interval = wilson(int(right.sum()), len(right), design_effect(right - right.mean(), names))
+        covered += interval.low <= p <= interval.high
+    assert covered / n_simulations >= 0.90
+
+
+def test_design_effect():
+    names = [str(i // 3) for i in range(12)]
+    assert design_effect(np.zeros(12), names) == 3, "nothing is known"
+    assert design_effect(np.repeat([0.5, -0.5, 0.5, -0.5], 3), names) == 3
+    assert design_effect([1, -1, 0] * 4, names) == 1
+    assert design_effect([0.5, -0.5], ["a", "b"]) == 1 and design_effect([0.5, -0.5], ["a", "a"]) == 2
 
 
 @given(st.floats(0.5, 0.999), st.integers(4, 100))
@@ -170,6 +193,29 @@ def test_recovery():
     assert math.isnan(recovery([False] * 10, [True] * 10).estimate)
     with pytest.raises(ValueError, match="same items"):
         recovery([True], [])
+
+
+@pytest.mark.parametrize(
+    ("n", "harmful", "helpful", "right"),
+    [(60, 0.01, 0.005, 0.6), (60, 0.02, 0.01, 0.6), (60, 0.3, 0.02, 0.5), (12, 0.3, 0.05, 0.6)],
+)
+def test_recovery_covers(n, harmful, helpful, right):
+    rng = np.random.default_rng(8)
+    truth, n_simulations, covered = (right - harmful + helpful) / right, 400, 0
+    for _ in range(n_simulations):
+        drawn = rng.multinomial(n, [harmful, helpful, right - harmful, 1 - right - helpful])
+        baseline, other = (np.repeat(pattern, drawn) for pattern in ([1, 0, 1, 0], [0, 1, 1, 0]))
+        interval = recovery(baseline, other)
+        covered += interval.low <= truth <= interval.high
+    assert covered / n_simulations >= 0.93
+
+
+def test_recovery_is_never_certain():
+    right = [True] * 40 + [False] * 20
+    alone, alike = recovery(right, right), recovery(right, right, [str(i // 3) for i in range(60)])
+    assert alike.low < alone.low < 0.97 and 1.03 < alone.high < alike.high
+    none = recovery(right, [False] * 60)
+    assert none.estimate == none.low == 0 < none.high < 0.2
 
 
 def test_paired_difference_covers_and_is_never_certain():
