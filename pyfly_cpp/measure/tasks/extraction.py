@@ -7,6 +7,7 @@ If a chat model's habits need more than the harness reads, the function's docstr
 
 from __future__ import annotations
 
+import itertools
 import re
 import string
 from collections.abc import Sequence
@@ -76,15 +77,15 @@ def same_value(extracted: str, expected: str) -> bool:
 
 _ANSWER_IS = re.compile(
     r"(?:(?i:\b(?:answer|option|choice)(?:\s+(?:is|would\s+be|must\s+be|should\s+be)|\s*:)\s*:?)|\\boxed\{)"
-    r"(?:[\s*_`\"'(\[$]|\\(?:boxed|text|textbf|mathrm)\{|(?i:(?:the\s)?(?:option|choice|letter)\s))*"
-    r"([A-Z])\b(?![\w'’])"
+    r"(?:[\s*_`\"'‘“(\[$]|\\(?:boxed|text|textbf|mathrm)\{|(?i:(?:the\s)?(?:option|choice|letter)\s))*"
+    r"([A-Z])\b(?!['’]\w)(?![*_`\"'’”)\]]*\s+or\s+[*_`\"'‘“(\[]*[A-Z]\b)"  # not "A's", nor "A or B"
 )
 _IS_THE_ANSWER = re.compile(  # not "neither A nor B is the answer", nor "A is the option that ..."
     r"(?:^|[.!?:;,]\s|(?i:\b(?:so|thus|therefore|option|choice|letter|answer),?\s))[\s*_`\"'(\[]*([A-Z])[*_`\"')\]]*"
     r"\s+is\s+the\s+(?:final\s+|correct\s+|best\s+|right\s+)?(?:answer|option|choice)\b(?!\s+(?:that|which)\b)",
     re.MULTILINE,
 )
-_PARENTHESISED = re.compile(r"\(([A-Z])\)")
+_PARENTHESISED = re.compile(r"(?<!\b[Nn]ot )(?<!n['’]t )\(([A-Z])\)")
 _LEADING = re.compile(r"\A(?!\s*A\s+[a-z])[\s*_`\"'(\[]*([A-Z])(?:[\s*_`\"')\].,]|\Z)")  # "A dog" is no answer A
 _ALONE = re.compile(r"\A[\s*_`\"'(\[]*([A-Z])[*_`\"')\].:,]*(?:[^\S\n]+(.*))?\Z")
 _AFTER_COLON = re.compile(r":[\s]*\(?([A-Z])\b")
@@ -96,24 +97,26 @@ def choice_letter(text: str, choices: Sequence[str]) -> str:
     The harness scores these tasks by log-likelihood, or reads `(X)` from a generation and falls back on the text of a
     choice, then on `: X` (`flexible-extract` of `mmlu/flan_cot_zeroshot`). Chat models also write a lone letter, "the
     answer is X", `\\boxed{X}` or "X is the answer". In order, the first that yields a letter in range: the last "answer
-    is X" or `\\boxed{X}`; the last "X is the answer"; the first line, if it
-    is a letter alone or with its choice's text (and the next one is not: that would be a list of the choices); the last
-    `(X)`; a letter at the very beginning; the last `: X`; the last choice whose whole text occurs (longest first).
+    is X" or `\\boxed{X}`; the last "X is the answer"; the first line, if it is a letter alone or with its choice's
+    text. If the next line is another, the output begins with a list of the choices; what follows the list is read: the
+    last `(X)`; a letter at its very beginning; the last `: X`; the last choice whose whole text occurs (longest first).
     """
     letters = [chr(ord("A") + i) for i in range(len(choices))]
 
-    def last(pattern: re.Pattern[str]) -> str:
+    def last(pattern: re.Pattern[str], text: str) -> str:
         found = [letter for letter in pattern.findall(text) if letter in letters]
         return str(found[-1]) if found else ""
 
+    if letter := last(_ANSWER_IS, text) or last(_IS_THE_ANSWER, text):
+        return letter
+    listed, text = _listed(text, dict(zip(letters, choices)))
+    if len({*listed}) == 1:
+        return listed[0]
     leading = _LEADING.search(text)
     letter = (
-        last(_ANSWER_IS)
-        or last(_IS_THE_ANSWER)
-        or _first_line_letter(text, dict(zip(letters, choices)))
-        or last(_PARENTHESISED)
+        last(_PARENTHESISED, text)
         or (leading[1] if leading and leading[1] in letters else "")
-        or last(_AFTER_COLON)
+        or last(_AFTER_COLON, text)
     )
     if letter:
         return letter
@@ -127,11 +130,11 @@ def choice_letter(text: str, choices: Sequence[str]) -> str:
     return ""
 
 
-def _first_line_letter(text: str, choices: dict[str, str]) -> str:
-    """The letter that is all of a text's first line; empty if there is none, or if the next line is also one."""
+def _listed(text: str, choices: dict[str, str]) -> tuple[list[str], str]:
+    """The letters of the lines at a text's beginning that consist of one, and what follows these lines."""
     lines = [line for line in text.splitlines() if line.strip()]
-    first, second = [*(_lone_letter(line, choices) for line in lines[:2]), "", ""][:2]
-    return "" if second else first
+    listed = list(itertools.takewhile(bool, (_lone_letter(line, choices) for line in lines)))
+    return listed, "\n".join(lines[len(listed) :])
 
 
 def _lone_letter(line: str, choices: dict[str, str]) -> str:
