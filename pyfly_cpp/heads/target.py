@@ -16,11 +16,16 @@ class TargetFile:
     """Sizes, vocabulary and some weights of a GGUF file that is a whole model."""
 
     def __init__(self, path: Path) -> None:
-        """Reads the header. Raises ValueError if it lacks something."""
+        """Reads the header. Raises ValueError if it lacks something, or is a part of a split model."""
         self.path = path
         self._reader = gguf.GGUFReader(path)
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
         self._architecture = self._value("general.architecture")
+        if (self._value("split.count") or 1) > 1:
+            raise ValueError(
+                f"{path.name} is a part of a split model, and a head is trained from a whole one; join the parts with "
+                "`llama-gguf-split --merge`."
+            )
         missing = {"token_embd.weight", "output_norm.weight"} - set(self._tensors)
         if missing:
             raise ValueError(

@@ -525,6 +525,9 @@ def test_what_is_wrong_is_said_before_any_work(torch, tiny_target, tiny_draft, t
     (tmp_path / "no").write_text("no model", encoding="utf-8")
     with pytest.raises(ValueError, match="is not a GGUF file"):
         plan_head(tmp_path / "no", out)
+    part = edit_gguf(tiny_target, tmp_path / "m-00001-of-00002.gguf", {"split.count": 2})
+    with pytest.raises(ValueError, match=r"m-00001-of-00002\.gguf is a part"):
+        TargetFile(part)
     short = tmp_path / "short"
     short.mkdir()
     (short / "a.txt").write_text("Ten tokens are too few to learn from.", encoding="utf-8")
