@@ -729,7 +729,7 @@ typedef struct pyfly_governor_state {
     double draft_us[PYFLY_MAX_DRAFTERS * PYFLY_MAX_DEPTH];   /* [drafter][i]: of i + 1 tokens; 0: unknown or free */
     double acceptance[PYFLY_MAX_DRAFTERS * PYFLY_MAX_DEPTH]; /* [drafter][depth]: over all requests */
     double catch_up_us[PYFLY_MAX_DRAFTERS]; /* [drafter]: of a token it has missed; 0: unknown or free */
-    int64_t steps_at[PYFLY_MAX_DEPTH + 1];  /* steps of requests with a draft length of [i] */
+    int64_t steps_at[PYFLY_MAX_DEPTH + 1];  /* how often a draft length of [i] was chosen */
 } pyfly_governor_state;
 void pyfly_batch_governor(const pyfly_batch * batch, pyfly_governor_state * out);
 
