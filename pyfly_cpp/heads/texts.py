@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,8 +18,8 @@ from pyfly_cpp.errors import ContextFullError
 from pyfly_cpp.llama.fly_batch import FlyBatch
 from pyfly_cpp.llama.fly_llama import FlyLlama
 from pyfly_cpp.llama.prompting import render_chat
-from pyfly_cpp.machine.files import resumable
-from pyfly_cpp.machine.rows import Where, read_jsonl, read_lines_so_far
+from pyfly_cpp.machine.files import fingerprint, resumable
+from pyfly_cpp.machine.rows import DataError, Row, Where, read_jsonl, read_lines_so_far
 
 N_TEXT = 512
 """Most tokens of a text."""
@@ -50,12 +51,7 @@ class Text(NamedTuple):
     @classmethod
     def read(cls, path: Path) -> list[Text]:
         """The texts of a file that `append` has written; what a killed process left of its last line is cut off."""
-        if not path.exists():
-            return []
-        rows, length = read_lines_so_far(path)
-        with path.open("r+b") as file:
-            file.truncate(length)
-        return [cls(**row) for row in rows]
+        return [cls(**row) for row in _whole_lines(path)]
 
     def append(self, file: Any) -> None:
         """Appends the text to a file as a line."""
@@ -63,15 +59,63 @@ class Text(NamedTuple):
         file.flush()
 
 
-def texts_of_files(folder: Path, llm: FlyLlama, without: Path | None = None) -> Iterator[Text]:
+def _whole_lines(path: Path) -> list[Row]:
+    """The rows of a file of lines, none if there is no file; what a killed process left of the last one is cut off."""
+    rows, length = read_lines_so_far(path)
+    if path.exists():
+        os.truncate(path, length)
+    return rows
+
+
+class FilesRead:
+    """The files below a folder, or the one file, that texts were read of: noted in a file of lines, so that a later run
+    notices that one of them has changed."""
+
+    def __init__(self, note: Path, folder: Path) -> None:
+        """Raises DataError if a file that was read is not as it was."""
+        self._note, self._folder = note, folder if folder.is_dir() else folder.parent
+        self._known = set()
+        for row in _whole_lines(note):
+            self._known.add(row["file"])
+            if _print_of(path := self._folder / row["file"]) != row["content"]:
+                raise DataError(
+                    f"{path} is not as it was when the texts of {note.parent} were read; remove that folder, or choose "
+                    "another output."
+                )
+
+    def add(self, path: Path) -> None:
+        """Notes a file, once."""
+        name = path.relative_to(self._folder).as_posix()
+        if name not in self._known:
+            self._known.add(name)
+            with self._note.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"file": name, "content": _print_of(path)}) + "\n")
+
+
+def _print_of(path: Path) -> str | None:
+    try:
+        return fingerprint(path)
+    except OSError:  # gone, or not to be read
+        return None
+
+
+def texts_of_files(
+    folder: Path, llm: FlyLlama, without: Path | None = None, note: Callable[[Path], None] = lambda path: None
+) -> Iterator[Text]:
     """All files below a folder but those below `without`, or one file, in turn, as far as they are UTF-8: of JSON Lines
     with `prompt` and `answer` each row as a chat of the model `llm`, without those whose prompt leaves no room for an
     answer; of others pieces of at most `N_TEXT` tokens. A text's kind is the row's `category`, or the ending of the
-    file's name."""
+    file's name. `note` is called with the file of each text first."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else [folder]
     left_out = without and without.resolve()
     paths = [path for path in paths if left_out not in path.resolve().parents]
-    for row in itertools.zip_longest(*(_texts_of(path, llm) for path in paths)):
+
+    def texts_of(path: Path) -> Iterator[Text]:
+        for text in _texts_of(path, llm):
+            note(path)
+            yield text
+
+    for row in itertools.zip_longest(*map(texts_of, paths)):
         yield from (text for text in row if text is not None)
 
 

@@ -17,7 +17,7 @@ from pyfly_cpp.errors import PyflyError, counted
 from pyfly_cpp.heads.asking import ask_for_prompts, read_asked
 from pyfly_cpp.heads.plan import LEAST_TOKENS, TrainingPlan
 from pyfly_cpp.heads.state_file import read_states, write_states
-from pyfly_cpp.heads.texts import N_TEXT, Tell, Text, in_turn, texts_of_files, write_answers
+from pyfly_cpp.heads.texts import N_TEXT, FilesRead, Tell, Text, in_turn, texts_of_files, write_answers
 from pyfly_cpp.llama.fly_llama import FlyLlama
 from pyfly_cpp.machine.files import only_writer, require_writable, resumable, write_atomically
 from pyfly_cpp.machine.rows import DataError
@@ -100,7 +100,8 @@ def train_head(
         **arguments: Arguments of the target's `FlyLlama` (threads, GPU layers).
 
     Raises:
-        DataError: there are too few texts, or the folder holds a training of another target.
+        DataError: there are too few texts, one of the files that were read has changed, or the folder holds a training
+            of another target.
         NotFiniteError: the target's hidden states or weights are not numbers; some texts with such states are left out.
         OutputError: the disk is full, or another process trains here.
     """
@@ -183,6 +184,7 @@ def _texts(plan: TrainingPlan, begun: float, tell: Tell, settings: dict[str, Any
     kept = {text.prompt for text in written if not (plan.asks and text.kind == MADE_UP)}
     if plan.texts is None and not kept <= {prompt for of in plan.prompts.values() for prompt in of}:
         raise DataError(f"{plan.folder} holds answers to other prompts; remove it, or choose another output.")
+    files = plan.texts and FilesRead(plan.folder / "files.jsonl", plan.texts)
     n = sum(len(text.tokens) for text in written)
     if plan.texts is None and n < plan.n_tokens:
         seconds, prompts = SHARE_OF_WRITING * SHARE_OF_TEXTS * plan.hours * 3600, dict(plan.prompts)
@@ -191,14 +193,14 @@ def _texts(plan: TrainingPlan, begun: float, tell: Tell, settings: dict[str, Any
             ask_for_prompts(plan.target, asked, n_own, begun + SHARE_OF_ASKING * seconds, tell, **settings)
             prompts[MADE_UP] = read_asked(asked)
         write_answers(plan.target, list(in_turn(prompts)), path, plan.n_tokens, begun + seconds, tell, **settings)
-    elif plan.texts is not None and n < plan.n_tokens:
+    elif plan.texts and files and n < plan.n_tokens:
         with (
             resumable(path),
             contextlib.closing(FlyLlama(plan.target, vocab_only=True, **settings)) as llm,
             path.open("a", encoding="utf-8") as file,
         ):
             seen = {tuple(text.tokens) for text in written}  # a text that is there twice could be learned and held out
-            for text in texts_of_files(plan.texts, llm, without=plan.folder):
+            for text in texts_of_files(plan.texts, llm, plan.folder, files.add):
                 if tuple(text.tokens) not in seen:
                     seen.add(tuple(text.tokens))
                     text.append(file)

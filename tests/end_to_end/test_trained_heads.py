@@ -230,6 +230,41 @@ def test_a_folder_with_more_files_is_read_on(torch, tiny_target, tmp_path, monke
     assert all(all_texts.count(f"About {name}.") >= 1 for name in "abmnpq") and "made_from" not in all_texts
 
 
+@pytest.mark.parametrize("change", ["changed", "gone", "more"])
+def test_files_that_were_read_must_stay_as_they_are(torch, tiny_target, tmp_path, change):
+    from pyfly_cpp.heads import training
+
+    folder = tmp_path / "texts"
+    (folder / "deep").mkdir(parents=True)
+    for file, n in (("a.txt", 800), ("deep/b.txt", 800), ("z.txt", 1)):
+        (folder / file).write_text(f"About {file}. " * n, encoding="utf-8")
+    plan = plan_head(tiny_target, tmp_path / "head.gguf", texts=folder, n_tokens=2000)
+    plan.folder.mkdir()
+
+    def read(plan):
+        return training._texts(plan, 0, lambda *_: None, {"verbose": False})
+
+    first = read(dataclasses.replace(plan, n_tokens=2000))
+    with (plan.folder / "files.jsonl").open("a", encoding="utf-8") as file:  # a killed run
+        file.write('{"file": "z')
+    if change == "changed":
+        (folder / "deep" / "b.txt").write_text("About b2. " * 800, encoding="utf-8")
+    elif change == "gone":
+        (folder / "deep" / "b.txt").unlink()
+    (folder / "c.txt").write_text("About c. " * 800, encoding="utf-8")
+    for n_tokens in (2000, 4000):  # all is read already, or not
+        longer = dataclasses.replace(plan, n_tokens=n_tokens)
+        if change == "more":
+            assert read(longer)[: len(first)] == first
+        else:
+            with pytest.raises(DataError, match=r"b\.txt"):
+                read(longer)
+    if change == "more":
+        (folder / "c.txt").unlink()
+        with pytest.raises(DataError, match=r"c\.txt"):
+            read(plan)
+
+
 def test_texts_of_files_are_read_as_far_as_they_are_wanted(tiny_target, tmp_path):
     (tmp_path / "a.txt").write_text("A b\u00e9 c.\r\n" * 20_000, encoding="utf-8", newline="")
     (tmp_path / "b.md").write_text("\u00e9" * 90_001, encoding="utf-8")  # no line ends
