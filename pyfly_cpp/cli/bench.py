@@ -125,14 +125,15 @@ def command(
     path = Path(prompt_file) if prompt_file else BUILT_IN
     prompts = pick_prompts(read_prompts(path), limit)
     _require_choice(gates, threshold, least_agreement, preset_file, prompts)
-    may_overwrite = require_outputs((output, markdown_file, preset_file), force, plot_file)
+    may_overwrite = require_outputs((output, markdown_file, preset_file), force, plot_file, path)
     if counts:
         if gates:
             raise ValueError("--sweep measures one request at a time; leave out --sweep or --parallel.")
         if plot_file:
             raise ValueError("--plot is for one request at a time; leave out --plot or --parallel.")
         require_enough(prompts, counts)
-    session = open_session(models, chosen, counts[-1] if counts else None)
+    outputs = (output, markdown_file, preset_file, plot_file)
+    session = open_session(models, chosen, counts[-1] if counts else None, outputs)
     sampling = Sampling(temperature, seed)
     asked = {"prompts": [prompt.id for prompt in prompts], "prompt_file": sha256(path), "repeats": repeats,
              "settings": [str(s) for s in chosen], "max_tokens": max_tokens, "parallel": counts,

@@ -64,7 +64,7 @@ def command(
     if not prompt.strip():
         raise ValueError("the prompt is empty; give a text.")
     require_free(output, force)
-    generator = open_session(models, [setting]).generator
+    generator = open_session(models, [setting], outputs=[output]).generator
     llm = generator.llm
     llm.trace = True
     messages = [{"role": "system", "content": system}] if system else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from pyfly_cpp.decoding import EXACT, PLAIN, Decoding, parse_settings
 from pyfly_cpp.decoding.data import drafter_as_data
 from pyfly_cpp.decoding.drafters import DRAFTERS
 from pyfly_cpp.machine.conditions import CONDITIONS, describe_machine, describe_model, disturbance
-from pyfly_cpp.machine.files import require_free
+from pyfly_cpp.machine.files import require_free, require_other
 from pyfly_cpp.measure.journal import place
 from pyfly_cpp.measure.loaded import files_of, load_generator
 from pyfly_cpp.measure.plot import require_matplotlib
@@ -103,17 +104,24 @@ def look_at_machine() -> dict[str, Any]:
     return machine
 
 
-def open_session(models: Models, settings: Sequence[Decoding], n_parallel: int | None = None) -> Session:
+def open_session(
+    models: Models, settings: Sequence[Decoding], n_parallel: int | None = None, outputs: Sequence[str | None] = ()
+) -> Session:
     """Loads the target and, to see that they fit, all that draft for `settings`; warns if the machine is busy.
 
     Args:
         n_parallel: Requests at a time, each of n_ctx tokens, on a `ParallelGenerator`; None: one after the other.
+        outputs: The files that will be written; none of them may be of a model.
 
     Raises:
         ValueError, PyflyError, UsageError: a file is missing or unfit, or options or settings do not go together.
     """
     machine = look_at_machine()
-    generator = models.load(load_generator, models.resolved(settings), settings, n_parallel)
+    resolved = models.resolved(settings)
+    for output in outputs:
+        if output:
+            require_other(output, models.model, *files_of(resolved, settings))
+    generator = models.load(load_generator, resolved, settings, n_parallel)
     drafters = generator.drafters
     llm, default = generator.llm, drafters.of(Decoding())
     said = {**models.arguments, **models.drafting}
@@ -137,14 +145,21 @@ def resume_if_interrupted(force: bool) -> None:
     if_interrupted(f"Run the same command{', without --force,' if force else ''} to resume.")
 
 
-def require_outputs(files: Sequence[str | None], force: bool, plot: str | None = None) -> bool:
-    """Before any work: that these files can be written, and that `plot`, if it is wanted, can be drawn. Returns
-    whether they may be overwritten: with `force`, or if a run is resumed that might. `files`: the first one is what an
-    interrupted run is kept for (`journal.place`)."""
-    may_overwrite = force or (files[0] is not None and place(files[0], {}).exists())
+def require_outputs(
+    files: Sequence[str | None], force: bool, plot: str | None = None, prompts: Path | None = None
+) -> bool:
+    """Before any work: that these files can be written, each under a name of its own and none over `prompts`, and that
+    `plot`, if it is wanted, can be drawn. Returns whether they may be overwritten: with `force`, or if a run is resumed
+    that might. `files`: the first one is what an interrupted run is kept for (`journal.place`)."""
+    kept = place(files[0], {}) if files[0] is not None else None
+    may_overwrite = force or (kept is not None and kept.exists())
+    taken = {os.path.realpath(path) for path in (kept, prompts) if path is not None}
     for file in (*files, plot):
         if file:
             require_free(file, may_overwrite)
+            if (real := os.path.realpath(file)) in taken:
+                raise ValueError(f"{file} is read or written for something else here; choose another name for it.")
+            taken.add(real)
     if plot:
         require_matplotlib()
     return may_overwrite

@@ -257,6 +257,26 @@ def test_bench(run, tmp_path):
     refused(run(bench, "-s", "entrpy:0.3"), "Did you mean 'entropy'")
 
 
+def test_bench_overwrites_nothing_that_it_reads_or_writes(run, tiny, tmp_path):
+    files = {name: tmp_path / name for name in ("target.gguf", "p.jsonl", "link.json")}
+    files["target.gguf"].write_bytes(tiny[0].read_bytes())
+    files["p.jsonl"].write_text('{"prompt": "a"}\n')
+    files["link.json"].symlink_to(tmp_path / "o.json")
+    few = ["--prompts", files["p.jsonl"], "-n", 2]
+    out = ["-o", tmp_path / "o.json"]
+    for name in ("o.json", "o.json.part", "link.json"):
+        refused(run(bench, *few, *out, "--markdown", tmp_path / name, "--force"), name)
+    swept = ["--sweep", "margin:1", "--threshold", 1, "--write-preset", tmp_path / "o.json"]
+    refused(run(bench, *few, *out, *swept), "o.json")
+    refused(run(bench, *few, "-o", files["p.jsonl"], "--force"), "p.jsonl")
+    mine = ["-m", files["target.gguf"], "-c", 256, "-t", 1]
+    for more in (mine, [*mine[2:], "-m", tiny[0], "-d", files["target.gguf"]]):
+        refused(run(bench, *few, *more, "-o", files["target.gguf"], "--force", models=False), "target.gguf", "--output")
+    refused(run(explain, "Tell.", *mine, "-o", files["target.gguf"], "--force", models=False), "target.gguf")
+    assert files["p.jsonl"].read_text() == '{"prompt": "a"}\n'
+    assert files["target.gguf"].read_bytes() == tiny[0].read_bytes() and not (tmp_path / "o.json").exists()
+
+
 @pytest.fixture
 def stopped_after(monkeypatch):
     """stopped_after(n): a benchmark is interrupted behind its nth measurement."""
