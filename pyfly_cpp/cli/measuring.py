@@ -19,9 +19,9 @@ from pyfly_cpp.decoding import EXACT, PLAIN, Decoding, parse_settings
 from pyfly_cpp.decoding.data import drafter_as_data
 from pyfly_cpp.decoding.drafters import DRAFTERS
 from pyfly_cpp.machine.conditions import CONDITIONS, describe_machine, describe_model, disturbance
-from pyfly_cpp.machine.files import require_free, require_other
+from pyfly_cpp.machine.files import require_free, require_other, sha256
 from pyfly_cpp.measure.journal import place
-from pyfly_cpp.measure.loaded import files_of, load_generator
+from pyfly_cpp.measure.loaded import files_of, load_generator, texts_of
 from pyfly_cpp.measure.plot import require_matplotlib
 
 
@@ -75,7 +75,7 @@ class Session:
         ]
 
 
-_ALWAYS = ("model", "drafter", "draft_files", "n_ctx", "n_threads", "gpu_layers", "chat_format")
+_ALWAYS = ("model", "drafter", "draft_files", "n_ctx", "n_threads", "gpu_layers", "chat_format", "lookup_texts_sha256")
 _PLACED = {"rpc_servers", "devices", "tensor_split", "draft_devices"}
 
 
@@ -136,6 +136,8 @@ def open_session(
         "gpu_layers": n_gpu_layers if llama_cpp.llama_supports_gpu_offload() or _PLACED & said.keys() else 0,
         "chat_format": llm.chat_format,
     }
+    if texts := texts_of(drafters, settings):
+        described["lookup_texts_sha256"] = sha256(*texts)
     names = [f"{one} (if adaptive)" if one in default.may_be_left_out else str(one) for one in default.drafters]
     return Session(generator, machine, described, f"{' and '.join(names)} ({default.reason})")
 

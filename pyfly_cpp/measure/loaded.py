@@ -10,6 +10,7 @@ from typing import Any
 from pyfly_cpp import _native
 from pyfly_cpp.decoding import Decoding
 from pyfly_cpp.decoding.drafters import MTP, Drafter, OwnDrafter, PromptLookup, has_own_head
+from pyfly_cpp.decoding.drafters.lookup_texts import text_files
 from pyfly_cpp.decoding.resolve import Resolved, draft_max_of
 from pyfly_cpp.llama.fly_batch import FlyBatch
 from pyfly_cpp.llama.fly_llama import FlyLlama
@@ -62,3 +63,10 @@ def files_of(drafters: Resolved, settings: Sequence[Decoding]) -> list[Path]:
     parts = [part for setting in settings for part in drafters.of(setting).drafters]
     paths = [part.file for part in parts if isinstance(part, OwnDrafter)]
     return [Path(path) for path in dict.fromkeys(paths) if path is not None]
+
+
+def texts_of(drafters: Resolved, settings: Sequence[Decoding]) -> list[Path]:
+    """The files that prompt lookup searches for these settings besides the request, as far as they can be read."""
+    parts = [part for setting in settings for part in drafters.of(setting).drafters]
+    named = [text for part in parts if isinstance(part, PromptLookup) for text in part.texts]
+    return [file for file, _ in text_files(named) if os.access(file, os.R_OK)]

@@ -325,6 +325,20 @@ def test_bench_goes_on_where_it_was_stopped(run, tmp_path, stopped_after, more):
     assert not part.exists()
 
 
+def test_measurements_with_other_lookup_texts_do_not_go_on(run, tmp_path, stopped_after):
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "a.txt").write_text("Once upon a time.")
+    arguments = ["--limit", 2, "-n", 4, "-s", "exact lookup", "--lookup-texts", texts, "-o", tmp_path / "b.json"]
+    with stopped_after(3):
+        run(bench, *arguments)
+    (texts / "a.txt").write_text("Once upon a hill.")
+    refused(run(bench, *arguments), "lookup_texts", "--force")
+    (texts / "a.txt").write_text("Once upon a time.")
+    result = run(bench, *arguments)
+    assert result.exit_code == 0 and "3 measurements of an earlier start taken over" in result.stderr, result.output
+
+
 def test_a_benchmark_that_overwrites_is_resumed(run, tmp_path, stopped_after):
     """As the message of its interruption says: without --force, though the file is there."""
     page = tmp_path / "b.md"

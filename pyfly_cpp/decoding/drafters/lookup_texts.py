@@ -106,7 +106,7 @@ def read_texts(paths: Sequence[str | os.PathLike[str]], vocabulary: Any) -> Toke
         ValueError: a file that was named cannot be read or is no text, or there is no text in all of them.
     """
     with ThreadPoolExecutor(physical_cores()) as pool:
-        files = pool.map(lambda file: _tokens(file[0], file[1], vocabulary), _files(paths))
+        files = pool.map(lambda file: _tokens(file[0], file[1], vocabulary), text_files(paths))
         parts = [part for tokens in files if len(tokens) for part in (tokens, _SEPARATOR)]
     if paths and not parts:
         raise ValueError(
@@ -115,8 +115,9 @@ def read_texts(paths: Sequence[str | os.PathLike[str]], vocabulary: Any) -> Toke
     return np.concatenate([np.zeros(0, dtype=np.int32), *parts])
 
 
-def _files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[tuple[Path, bool]]:
-    """Each file once, and whether it was named itself."""
+def text_files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[tuple[Path, bool]]:
+    """Each of these files and of the files in these folders once, and whether it was named itself. Raises ValueError if
+    one that was named cannot be read."""
     seen = set()
     for path in paths:
         if not os.path.isdir(path):
