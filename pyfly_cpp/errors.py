@@ -21,8 +21,8 @@ _IN_PYTHON = {
     "log": "",
 }
 """What messages name by a word in braces, in Python's words. `draft`: a place to tell how else a drafter's file is
-given. `log`: behind it stands what could be replaced by llama.cpp's own reason, if its log is kept; `guess`: also a
-guess at the reason, before that."""
+given. `log`: a place for llama.cpp's own reason, if its log is kept; `guess`: what follows is a guess, which
+our sentence for such a reason replaces."""
 
 
 _PLACE = re.compile(r"""(?<!\w)(?:'[^']*'|"[^"]*")|\{(\w+)\}""")
@@ -41,11 +41,10 @@ class NamingError(Exception):
         """The text with these words, and with Python's for other arguments."""
         return _worded(self.message, {**_IN_PYTHON, **words})
 
-    def before(self, word: str) -> str | None:
-        """The message up to this word; None if it does not have it."""
-        return next(
-            (self.message[: found.start()] for found in _PLACE.finditer(self.message) if found[1] == word), None
-        )
+    def around(self, word: str) -> tuple[str, str] | None:
+        """The message before this word and after it; None if it does not have it."""
+        text = self.message
+        return next(((text[: at.start()], text[at.end() :]) for at in _PLACE.finditer(text) if at[1] == word), None)
 
 
 def _worded(message: str, words: Mapping[str, str]) -> str:

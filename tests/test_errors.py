@@ -32,8 +32,8 @@ def test_braces_of_a_file_are_its_own():
     error = ArgumentError("""'/a/{log}.gguf' and "it's {n_ctx}" do not fit the model's size{log}; lower {n_ctx}.""")
     assert str(error) == """'/a/{log}.gguf' and "it's {n_ctx}" do not fit the model's size; lower n_ctx."""
     assert in_options(error) == """'/a/{log}.gguf' and "it's {n_ctx}" do not fit the model's size; lower --n-ctx."""
-    assert error.before("log") == """'/a/{log}.gguf' and "it's {n_ctx}" do not fit the model's size"""
-    assert error.before("guess") is None
+    before = """'/a/{log}.gguf' and "it's {n_ctx}" do not fit the model's size"""
+    assert error.around("log") == (before, "; lower {n_ctx}.") and error.around("guess") is None
 
 
 def test_what_the_core_names_has_words_in_python():

@@ -249,6 +249,13 @@ int32_t pyfly_target_can_rewind(const pyfly_target * target);
  * themselves. */
 void pyfly_load_guard(int32_t is_on);
 
+/* From now on llama.cpp's log is not printed, in the whole process; the last ten lines of errors are kept. */
+void pyfly_log_keep(void);
+
+/* Writes the kept lines of errors to `out`, oldest first, with a newline after each, and forgets them. At most `size`
+ * bytes are written, the closing 0 included. */
+void pyfly_log_take_errors(char * out, size_t size);
+
 /* What the header of a GGUF file says about decoding with it. */
 typedef struct pyfly_model_info {
     char architecture[64]; /* "general.architecture", zero-terminated */

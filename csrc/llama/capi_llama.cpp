@@ -9,6 +9,7 @@
 #include "draft_context.h"
 #include "graph_products.h"
 #include "guard.h"
+#include "kept_log.h"
 #include "kernel_trials.h"
 #include "kernels/products.h"
 #include "layer_states.h"
@@ -94,6 +95,14 @@ void pyfly_load_guard(int32_t is_on) {
     } else if (!guards.empty()) {
         guards.pop_back();
     }
+}
+
+void pyfly_log_keep(void) {
+    pyfly::keep_log();
+}
+
+void pyfly_log_take_errors(char * out, size_t size) {
+    std::snprintf(out, size, "%s", pyfly::take_log_errors().c_str());
 }
 
 pyfly_status pyfly_companion_word(const void * target, const char * path, char out[16], pyfly_error * error) {

@@ -9,6 +9,7 @@ A handle belongs to one thread at a time; what C borrows is kept alive on the Py
 from pyfly_cpp._native.batch import Batch, Costs, GovernorState, RawRecord, Slot, SlotProgress
 from pyfly_cpp._native.counters import Counters
 from pyfly_cpp._native.drafters import CallbackDrafter, Drafter, LookupDrafter, ModelDrafter, RowDrafter
+from pyfly_cpp._native.kept_log import keep_log, take_log_errors
 from pyfly_cpp._native.kernel_calls import (
     KERNELS_ATTENTION,
     KERNELS_LOCKED,
@@ -94,6 +95,7 @@ __all__ = [
     "graph_products",
     "inspect_model",
     "install_kernels",
+    "keep_log",
     "kernel_types",
     "kernels_isa",
     "kernels_taken",
@@ -101,6 +103,7 @@ __all__ = [
     "load_guard",
     "simd_level",
     "take_kernels_everywhere",
+    "take_log_errors",
     "try_attention",
     "try_kernels",
     "verify",

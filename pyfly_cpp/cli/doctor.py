@@ -22,10 +22,10 @@ from pyfly_cpp.cli.headings import HeadedCommand, number
 from pyfly_cpp.cli.kinds import FILE, MODEL, Int
 from pyfly_cpp.cli.loading import (
     MODEL_ARGUMENT,
+    llama_reasons,
     machine_options,
     machine_options_given,
     named_once,
-    reasons_from,
     silence,
     try_kernels,
 )
@@ -220,7 +220,7 @@ def _gguf(text: str, what: str) -> Path:
 
 
 def _model(path: Path) -> dict[str, Any]:
-    with reasons_from(silence()), open_metadata(path, load_mtp=True) as model:
+    with llama_reasons(), open_metadata(path, load_mtp=True) as model:
         vocabulary = llama_cpp.llama_model_get_vocab(model)
         kind = llama_cpp.llama_vocab_type(vocabulary)
         return {
@@ -289,7 +289,7 @@ def _n_protected(model: Any) -> int | None:
 def _fit(target: Path, draft: Path) -> tuple[str | None, str | None]:
     """The word of the drafter that the draft can be for the target, or why it cannot be any."""
     try:
-        with reasons_from(silence()), open_metadata(target) as model:
+        with llama_reasons(), open_metadata(target) as model:
             return _native.companion_word(model, str(draft)), None
     except (ValueError, PyflyError) as error:
         return None, in_options(error)

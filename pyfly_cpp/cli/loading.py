@@ -4,8 +4,8 @@ log."""
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -68,50 +68,38 @@ _OF_MEMORY = [option for option in PromptLookup.options if option.field in ("mem
 
 # ---- The log ---------------------------------------------------------------------------------------------------------
 
-_BEYOND_END = "is not within the file bounds"  # of llama.cpp, about a tensor
-
-_LEVEL_ERROR, _LEVEL_CONTINUE = 4, 5  # ggml_log_level of ggml.h
-
-
-class QuietLog:
-    """Keeps llama.cpp's error lines instead of printing its log."""
-
-    def __init__(self) -> None:
-        self.errors: list[str] = []
-        self._in_error = False
-        self._callback = llama_cpp.llama_log_callback(self._log)
-        llama_cpp.llama_log_set(self._callback, ctypes.c_void_p(0))
-
-    def _log(self, level: int, text: bytes, _: Any) -> None:
-        if level != _LEVEL_CONTINUE:
-            self._in_error = level == _LEVEL_ERROR
-        line = text.decode("utf-8", errors="replace").strip()
-        if self._in_error and line:
-            self.errors = [*self.errors[-9:], line]
+_MEANINGS = {
+    "is not within the file bounds": "the file is truncated; download it again.",
+    "unknown model architecture: ('.*')": f"llama-cpp-python {llama_cpp.__version__} does not know its architecture, "
+    r"\1; install a newer release, or use another file.",
+}
+"""Our sentences for lines of llama.cpp's log, by a pattern of a part of the line."""
 
 
 @functools.cache
-def silence() -> QuietLog:
+def silence() -> None:
     """Stops llama.cpp's log for the rest of the process."""
-    return QuietLog()
+    _native.keep_log()
 
 
 @contextlib.contextmanager
-def reasons_from(log: QuietLog | None) -> Iterator[None]:
-    """Puts llama.cpp's own words into errors whose reason is in its log."""
-    if log is not None:
-        log.errors = []  # of other files
+def llama_reasons() -> Iterator[None]:
+    """Puts llama.cpp's own words into errors whose reason is in its log, after `silence`."""
+    _native.take_log_errors()  # of other files
     try:
         yield
     except (ArgumentError, PyflyError) as error:
-        failed = error.before("log")
-        if log is None or not log.errors or failed is None:
+        parts, lines = error.around("log"), _native.take_log_errors()
+        if parts is None or not lines:
             raise
-        if any(_BEYOND_END in line for line in log.errors):
-            failed = f"{error.before('guess') or failed}: the file is truncated; download it again."
-        else:
-            failed = f"{failed}; llama.cpp reports: {log.errors[0]}"
-        raise type(error)(failed) from error
+        before, after = parts
+        for pattern, meaning in _MEANINGS.items():
+            if found := re.search(pattern, "\n".join(lines)):
+                before = (error.around("guess") or parts)[0]
+                raise type(error)(f"{before}: {found.expand(meaning)}") from error
+        if after.startswith("; {verbose}"):  # it would show what is shown now
+            after = "."
+        raise type(error)(f"{before}; llama.cpp reports: {lines[0].rstrip('.')}{after}") from error
 
 
 # ---- What to load ----------------------------------------------------------------------------------------------------
@@ -157,7 +145,7 @@ class Models:
         named = () if self.preset is None else self.preset.drafters
         preset = [one.but(**one.fields_of(self.drafting)) for one in named if isinstance(one, OwnDrafter)]
         options = {**usual, **self.drafting}
-        with reasons_from(self._log()):
+        with llama_reasons():
             word, _, file = self.drafter.partition(":")
             drafter = f"{word}:{find_model(file)}" if file else word
             resolved = resolve(self.model, drafter, self.draft, preset, options)
@@ -226,9 +214,8 @@ class Models:
         given = {**self.arguments, "n_ctx": self.n_ctx, "n_threads_batch": self.arguments["n_threads"]}
         given.update({name: CACHE_WORDS[given[name]] for name in ("type_k", "type_v") if name in given})
         given.update({name: list(value) for name, value in given.items() if isinstance(value, tuple)})
-        log = self._log()
         self._warn_of_context()
-        with Bar() as bar, leave_on_interrupt(), reasons_from(log):
+        with Bar() as bar, leave_on_interrupt(), llama_reasons():
 
             def on_load(fraction: float) -> None:
                 if fraction < 1:
@@ -240,9 +227,6 @@ class Models:
             on_load(0.0)
 
             return load(self.model, *first, on_load=on_load, **given, **arguments)
-
-    def _log(self) -> QuietLog | None:
-        return None if self.arguments["verbose"] else silence()
 
     def _warn_of_context(self) -> None:
         n_ctx, trained = self.n_ctx, self._trained

@@ -12,7 +12,7 @@ import llama_cpp
 
 from pyfly_cpp import _native
 from pyfly_cpp.cli.kinds import FILE, MODEL
-from pyfly_cpp.cli.loading import reasons_from, silence
+from pyfly_cpp.cli.loading import llama_reasons, silence
 from pyfly_cpp.cli.terminal import Bar
 from pyfly_cpp.machine.files import replaced, require_free, require_gguf, require_other, require_space
 from pyfly_cpp.machine.memory import in_words
@@ -93,8 +93,10 @@ def can_draft_for_itself(model: Path) -> bool:
 def _size(model: Path, name: str) -> int:
     """Most bytes of the draft, about. Raises ValueError: it would not be smaller than the model, or that is none."""
     require_gguf(str(model))
-    _native.inspect_model(str(model))
-    with reasons_from(silence()), open_metadata(model) as opened:
+    silence()
+    with llama_reasons():
+        _native.inspect_model(str(model))
+    with llama_reasons(), open_metadata(model) as opened:
         n_bytes = int(llama_cpp.llama_model_n_params(opened) * _TYPES[name].bits / 8)
         if n_bytes >= 0.9 * llama_cpp.llama_model_size(opened):
             raise ValueError(

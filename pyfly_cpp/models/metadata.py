@@ -39,7 +39,7 @@ def open_metadata(path: Path, **params: Any) -> Iterator[Any]:
         model = llama_cpp.llama_model_load_from_file(os.fsencode(path), model_params)
     if not model:
         raise ArgumentError(
-            f"llama-cpp-python {llama_cpp.__version__} cannot load {os.fspath(path)!r}{{log}}; verbose=True shows why."
+            f"llama-cpp-python {llama_cpp.__version__} cannot load {os.fspath(path)!r}{{log}}; {{verbose}} shows why."
         )
     try:
         yield model

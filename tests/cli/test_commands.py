@@ -6,9 +6,11 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import threading
 
 import click
 import llama_cpp
@@ -393,6 +395,41 @@ def test_an_interrupt_is_one_line(run, monkeypatch):
     assert (result.code, result.err) == (130, "Interrupted.\n")
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes")
+def test_ctrl_c_is_heard_though_llama_cpp_logs(run, monkeypatch, tmp_path):
+    """A signal comes while C runs in the first step, and C logs before Python can hear it."""
+    fifo, step = tmp_path / "fifo", _native.Batch.step_alone
+    os.mkfifo(fifo)
+    is_in_c, is_over = threading.Event(), threading.Event()
+
+    def interrupt():
+        is_in_c.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+        pipe = os.open(fifo, os.O_RDWR)  # C waits for somebody who writes
+        is_over.wait()
+        os.close(pipe)
+
+    def first_step(batch):
+        monkeypatch.setattr(_native.Batch, "step_alone", step)
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(60)  # the other thread runs when this one is in C
+        try:
+            params = llama_cpp.llama_model_default_params()
+            is_in_c.set()
+            assert not llama_cpp.llama_model_load_from_file(bytes(fifo), params)
+        finally:
+            sys.setswitchinterval(interval)
+            is_over.set()
+            thread.join()
+        return batch.step_alone()
+
+    monkeypatch.setattr(_native.Batch, "step_alone", first_step)
+    result = run("complete", "-m", TARGET, *ONE_THREAD, "-n", 4, "Tom")
+    assert (result.code, result.out, result.err) == (130, "", "Interrupted.\n")
+
+
 @pytest.mark.parametrize("module", ["numpy", "click", "pyfly_cpp.cli.chat_command"])
 def test_an_interrupt_while_modules_are_imported(module):
     block = f"""
@@ -702,10 +739,18 @@ def test_files_that_are_no_models_have_reasons(run, tmp_path, option):
     pointer, half = tmp_path / "pointer.gguf", tmp_path / "half.gguf"
     pointer.write_text(POINTER)
     half.write_bytes(DRAFT.read_bytes()[:-100_000])
+    damaged = tmp_path / "damaged.gguf"
+    damaged.write_bytes(DRAFT.read_bytes()[:1000])
+    unknown = edit_gguf(DRAFT, tmp_path / "unknown.gguf", {"general.architecture": "zzama"})
     target = ("-m", TARGET) if option == "-d" else ()
-    for file, reason in ((pointer, "git lfs pull"), (half, "truncated")):
+    for file, reason in (
+        (pointer, "git lfs pull"),
+        (half, "truncated; download it again."),
+        (damaged, "llama.cpp reports: .*; download or convert it again."),
+        (unknown, "'zzama'; install a newer release"),
+    ):
         result = run("complete", *target, option, file, "-t", 1, "-n", 2, "Tom")
-        assert result.code == 1 and reason in result.err and file.name in result.err
+        assert result.code == 1 and re.search(reason, result.err) and file.name in result.err
 
 
 def test_gpu_layers_without_a_gpu_are_told(run):
