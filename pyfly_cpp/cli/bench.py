@@ -70,7 +70,7 @@ _OPTIONS = [
                help="Also measure thresholds of one gate: margin, or margin:0.1,0.3,1."),
     number("--threshold", declare=thresholds, kind=Real(), help="The --sweep threshold that --write-preset writes."),
     number("--least-agreement", declare=thresholds, kind=Real(0, 1), help="Let --write-preset choose: the fastest "
-           "threshold that agrees with exact this much and is clearly faster, or exact."),
+           "threshold that agrees with exact this much and is clearly faster, if any."),
     thresholds("--write-preset", "preset_file", type=FILE, help="Write one threshold of --sweep as a preset."),
     more("--without-plain", is_flag=True, help="Leave out plain decoding."),
     click.option("--prompts", "prompt_file", type=FILE,
@@ -192,9 +192,15 @@ def command(
     if preset_file:
         chosen_gate = None if threshold is None else gates[threshold]
         preset = _preset(points, chosen_gate, least_agreement, facts, session, models)
-        note(preset.claim["sentence"])
-        save_preset(preset, preset_file, may_overwrite)
-        note(f"Written to {preset_file}\nTo use it:\n  pyfly-cpp chat --preset {shlex.quote(preset_file)}")
+        if preset is None:
+            note(
+                f"No threshold has an agreement of at least {least_agreement:g} and is clearly faster than exact: "
+                f"{preset_file} is not written; use the default settings."
+            )
+        else:
+            note(preset.claim["sentence"])
+            save_preset(preset, preset_file, may_overwrite)
+            note(f"Written to {preset_file}\nTo use it:\n  pyfly-cpp chat --preset {shlex.quote(preset_file)}")
     if journal is not None:
         journal.close()
 
@@ -229,22 +235,22 @@ def _preset(
     facts: list[str],
     session: Session,
     models: Models,
-) -> Preset:
-    """The preset of this gate; None: of what is fastest with so much agreement."""
+) -> Preset | None:
+    """The preset of this gate or, if that is None, of the fastest threshold with so much agreement; None: there is no
+    such threshold. Exact would be slower with a fixed number of drafts than by default."""
     if gate is not None:
         point = next(one for one in points if one.setting == str(Decoding(gate)))
         why = "as asked for"
     else:
         point = fastest(points, least_agreement or 0.0)
-        why = f"the fastest with an agreement of at least {least_agreement:g} that is surely faster than exact"
         if point is points[0]:
-            why = f"because no threshold has an agreement of at least {least_agreement:g} and is surely faster"
-    sentence = f"The preset is {point.setting}, {why}."
-    if point is not points[0]:
-        sentence += (
-            f" It was {report.interval(point.summary.speedup_exact)} times as fast as exact, with an agreement of "
-            f"{report.interval(point.agreement)}. These are the prompts it was chosen on; others may give less."
-        )
+            return None
+        why = f"the fastest with an agreement of at least {least_agreement:g} that is clearly faster than exact"
+    sentence = (
+        f"The preset is {point.setting}, {why}. "
+        f"It was {report.interval(point.summary.speedup_exact)} times as fast as exact, with an agreement of "
+        f"{report.interval(point.agreement)}. These are the prompts it was chosen on; others may give less."
+    )
     claim = {
         "sentence": sentence,
         "facts": facts,

@@ -476,7 +476,7 @@ def test_bench_at_a_temperature(run, tmp_path, more):
     assert plain("b") == plain("c") != plain("d")
 
 
-def test_a_sweep_and_its_preset(run, tmp_path):
+def test_a_sweep_and_its_preset(run, tmp_path, monkeypatch):
     prompts, preset = tmp_path / "p.jsonl", tmp_path / "preset.json"
     prompts.write_text("".join(json.dumps({"prompt": f"How many are {i} and {i}?"}) + "\n" for i in range(5)))
     arguments = ["--prompts", prompts, "-n", 8, "--sweep", "margin:0.1,2"]
@@ -493,9 +493,12 @@ def test_a_sweep_and_its_preset(run, tmp_path):
     used = run(bench, "--preset", preset, "--limit", 2, "--max-tokens", 8, "-c", 512, models=False)
     assert used.exit_code == 0, used.output
     refused(run(bench, *arguments, "--threshold", 2, "--write-preset", preset), "exists already", "--force")
-    result = run(bench, *arguments, "--least-agreement", 1, "--write-preset", tmp_path / "q.json", "--limit", 5)
-    assert result.exit_code == 0 and "agreement with exact" in result.stdout, result.output
-    assert load_preset(tmp_path / "q.json").claim["sentence"].startswith("The preset is ")
+    for number, is_written in ((1, True), (0, False)):
+        file = tmp_path / f"{number}.json"
+        monkeypatch.setattr("pyfly_cpp.cli.bench.fastest", lambda points, _, n=number: points[n])
+        result = run(bench, *arguments, "--least-agreement", 0.9, "--write-preset", file)
+        assert result.exit_code == 0 and "agreement with exact" in result.stdout, result.output
+        assert file.exists() == is_written == ("chat --preset" in result.stderr) and file.name in result.stderr
     refused(run(bench, "--preset", tmp_path / "none.json", models=False), "cannot be read")
 
 
