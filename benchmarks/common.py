@@ -15,6 +15,7 @@ from typing import Any
 from pyfly_cpp.machine.conditions import describe_machine, disturbance
 from pyfly_cpp.machine.threads import physical_cores
 from pyfly_cpp.measure.report import markdown_row
+from pyfly_cpp.models.named import model_file
 
 
 def print_machine() -> dict[str, Any]:
@@ -34,10 +35,18 @@ def print_machine() -> dict[str, Any]:
 def model_parser(about: str | None, n: int) -> argparse.ArgumentParser:
     """Options of a script that generates with one model; `n`: tokens of an answer where nothing is said."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True)
+    parser.add_argument("--model", required=True, type=_model)
     parser.add_argument("-n", type=int, default=n, help=f"tokens of an answer (default {n})")
     parser.add_argument("--threads", type=int, default=physical_cores())
     return parser
+
+
+def _model(text: str) -> str:
+    """The file of a model, for argparse."""
+    try:
+        return model_file(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def llama_options(given: argparse.Namespace) -> dict[str, Any]:

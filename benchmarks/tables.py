@@ -1,7 +1,7 @@
 """The tables of the documents, made from records of `machine.py`.
 
     python benchmarks/tables.py                 writes them between their markers in the documents
-    python benchmarks/tables.py --trace 1.96    where a number of them comes from: record, command, commit, day
+    python benchmarks/tables.py --trace 1.85    where a number of them comes from: record, command, commit, day
 
 A table stands between `<!-- table NAME -->` and `<!-- end -->`. What is written there by hand is lost. Figures of a
 record that is older than the last change of the kernels or the governor are marked as such.
@@ -83,6 +83,12 @@ class Loaded:
         found = self.data["steps"].get(name)
         return None if found is None else found["measured"]
 
+    def command(self, name: str) -> str:
+        """The command of a step that is there."""
+        machine = self.data["machine"]
+        forced = f"PYFLY_ISA={machine['isa']} " if machine["isa_is_forced"] and machine["isa"] else ""
+        return f"{forced}{self.data['steps'][name]['command']}"
+
 
 class Source(NamedTuple):
     """Where a cell comes from."""
@@ -92,10 +98,8 @@ class Source(NamedTuple):
 
     def __str__(self) -> str:
         step = self.record.data["steps"][self.step]
-        forced = f"PYFLY_ISA={isa} " if self.record.data["machine"]["isa_is_forced"] and (
-            isa := self.record.data["machine"]["isa"]) else ""  # fmt: skip
         where = os.path.relpath(self.record.path, ROOT)
-        return f"{where}: {forced}{step['command']} (commit {step['commit']}, {day(step['started'])})"
+        return f"{where}: {self.record.command(self.step)} (commit {step['commit']}, {day(step['started'])})"
 
 
 class Cell(NamedTuple):
@@ -187,13 +191,15 @@ def average(kinds: Mapping[str, float]) -> str:
     return times(geometric_mean(kinds.values())) if kinds else ""
 
 
-def conditions(record: Loaded, sources: tuple[Source, ...], document: Path, more: str = "") -> Cell:
-    """A sentence on how a table was measured."""
+def conditions(
+    record: Loaded, sources: tuple[Source, ...], document: Path, more: str = "", drafts: bool = True
+) -> Cell:
+    """A sentence on how a table was measured. `drafts`: whether the demo model drafts there."""
     begun = day(record.data["steps"][sources[0].step]["started"])
     machine = record.data["machine"]
-    demo = "with" if machine["has_demo_model"] else "without"
+    demo = f", {'with' if machine['has_demo_model'] else 'without'} the demo model" if drafts else ""
     threads = counted(machine["threads"], "thread")
-    return Cell(f"{record.title}: {threads}, {demo} the demo model{more}, {begun} ({link(record, document)}).", sources)
+    return Cell(f"{record.title}: {threads}{demo}{more}, {begun} ({link(record, document)}).", sources)
 
 
 def asked(rows: Sequence[Row]) -> str:
@@ -245,9 +251,10 @@ def speed(records: Sequence[Loaded], document: Path) -> Table:
     columns = [by_group(kinds) for kinds in by_kinds]
     for group in GROUPS:
         own = [kind for kind in GROUPS[group] if any(kind in kinds for kinds in by_kinds)]
+        is_same = all(kind in kinds for kinds in by_kinds for kind in own)
         if own:
             table.rows.append([
-                Cell(group if len(GROUPS[group]) == 1 else f"{group} ({', '.join(own)})"),
+                Cell(f"{group} ({', '.join(own)})" if is_same and len(GROUPS[group]) > 1 else group),
                 *(Cell(times(column[group]) if group in column else "", one[3]) for column, one in zip(columns, found)),
             ])  # fmt: skip
     for record, temperature, _, sources in found:
@@ -306,6 +313,8 @@ def stock_lookup(records: Sequence[Loaded], document: Path) -> Table:
             ratios = [Cell(times(means[side][kind]) if kind in means[side] else "", source) for side in sides]
             table.rows.append([*words(kind, record.title), *ratios])
         table.notes.append(conditions(record, source, document, f", {asked(rows)}"))
+    if table.rows:
+        table.notes += words("With fewer prompts of each kind, these differ from the table above.")
     return table
 
 
@@ -335,7 +344,7 @@ def requests(records: Sequence[Loaded], document: Path) -> Table:
             alone = "" if n == sizes[0] else times(wall["plain", n] / wall["plain", sizes[0]])
             cells = [f"{wall['plain', n]:.1f}", alone, times(wall["lookup:governed", n] / wall["plain", n])]
             table.rows.append([*words(record.title, str(n)), *(Cell(text, source) for text in cells)])
-        table.notes.append(conditions(record, source, document, ", with the time for prompts"))
+        table.notes.append(conditions(record, source, document, ", with the time for prompts", drafts=False))
     return table
 
 
@@ -381,7 +390,7 @@ def larger(records: Sequence[Loaded], document: Path) -> Table:
             cells += [f"{ours[n] / ours[1]:.2f}" if n in ours else "" for n in (4, 8, 16)]
             table.rows.append([Cell(text, (source,)) for text in (name, record.title, *cells)])
         if sources := tuple(source for _, _, source in _shapes(record)):
-            table.notes.append(conditions(record, sources, document, ", Q4_K_M"))
+            table.notes.append(conditions(record, sources, document, ", Q4_K_M", drafts=False))
     return table
 
 
@@ -427,7 +436,7 @@ def _costs(records: Sequence[Loaded], document: Path, steps: Iterable[tuple[str,
                     sourced = [Cell(text, (Source(record, step),)) for text in cells]
                     table.rows.append([*words(name, record.title), *sourced])
         if sources := tuple(Source(record, step) for _, step in steps if record.step(step) is not None):
-            table.notes.append(conditions(record, sources, document))
+            table.notes.append(conditions(record, sources, document, drafts=False))
     return table
 
 
@@ -453,7 +462,7 @@ def loads(records: Sequence[Loaded], document: Path) -> Table:
             cells += [f"{size:.2f} of the file" for size in sizes]
             name = f"{loading.NAMES[choice]}, {'mapped' if is_mapped else 'read'}"
             table.rows.append([*words(name, record.title), *(Cell(text, source) for text in cells)])
-        table.notes.append(conditions(record, source, document))
+        table.notes.append(conditions(record, source, document, drafts=False))
     return table
 
 
@@ -465,7 +474,7 @@ def claims(records: Sequence[Loaded], document: Path) -> Table:
             rows, sources = answered(record, "q4_k_m", temperature)
             if rows:
                 what = ", ".join(f"{group} {times(gain)}" for group, gain in by_group(by_kind(rows, "auto")).items())
-                commands = "; ".join(f"`{record.data['steps'][one.step]['command']}`" for one in sources)
+                commands = "; ".join(f"`{record.command(one.step)}`" for one in sources)
                 head = f"{record.title}, temperature {temperature}: {what}"
                 table.rows.append([Cell(head, sources), Cell(commands), Cell(link(record, document))])
     return table

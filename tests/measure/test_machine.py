@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 sys.path.append(str(BENCHMARKS))
 
+import common  # noqa: E402
 import end_to_end  # noqa: E402
 import machine  # noqa: E402
 import provenance  # noqa: E402
@@ -169,6 +171,27 @@ def test_a_number_is_traced_to_its_command(few, tmp_path):
     (line, *_) = tables.trace(row[4].text, [document], [record])
     assert few.name in line and "machine.py --steps 'costs q4_k_m'" in line
     assert tables.trace("123456.789", [document], [record]) == []
+    forced = of_record(few, isa="avx2", isa_is_forced=True)
+    assert "PYFLY_ISA=avx2 python " in tables.trace(row[4].text, [document], [forced])[0]
+    assert "PYFLY_ISA=avx2 python " in tables.tables_of(page_of_claims(tmp_path), [forced])["claims"].text()
+
+
+def page_of_claims(folder):
+    page = folder / "claims.md"
+    page.write_text("<!-- table claims -->\n<!-- end -->\n")
+    return page
+
+
+@pytest.mark.parametrize("path", [tables.__file__, BENCHMARKS / "README.md"], ids=str)
+def test_the_number_of_the_example_is_in_a_table(path):
+    (number,) = re.findall(r"tables\.py --trace (\S+)", Path(path).read_text(encoding="utf-8"))
+    assert tables.trace(number, tables.DOCUMENTS, tables.read_records())
+
+
+def test_a_model_that_is_not_there_is_one_sentence(capsys):
+    with pytest.raises(SystemExit) as left:
+        common.model_parser("", 96).parse_args(["--model", "nowhere.gguf"])
+    assert left.value.code == 2 and "there is no model file 'nowhere.gguf'" in capsys.readouterr().err
 
 
 def test_older_kernels_are_marked(few):
