@@ -40,5 +40,6 @@ def test_what_the_core_names_has_words_in_python():
     texts = [path.read_text(encoding="utf-8") for path in (ROOT / "csrc").rglob("*.cpp")]
     literals = [text for source in texts for text in re.findall(r'"(?:[^"\\\n]|\\.)*"', source)]
     named = {word for text in literals for word in re.findall(r"\{(\w+)\}", text)}
-    assert {"draft_max", "n_batch", "n_ctx", "head", "cross", "flash_attn", "log"} == named
+    drafters = {"head", "cross", "draft_model", "dflash", "dspark"}
+    assert {"draft_max", "n_batch", "n_ctx", "flash_attn", "log", *drafters} == named
     assert all(str(ArgumentError(f"{{{word}}}")) != f"{{{word}}}" for word in named)

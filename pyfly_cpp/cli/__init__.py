@@ -44,6 +44,9 @@ _OPTIONS = {
     "verbose": "--verbose",
     "head": "with --draft",
     "cross": "--drafter cross",
+    "draft_model": "--drafter draft",
+    "dflash": "--drafter dflash",
+    "dspark": "--drafter dspark",
     "draft": ", or give it with --draft",
 }
 """What errors name (`NamingError`), as options."""

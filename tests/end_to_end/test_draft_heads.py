@@ -540,8 +540,8 @@ def test_files_that_are_no_such_head(opened):
         (Eagle3(DFLASH), "architecture dflash, not an EAGLE-3 head"),
         (DFlash(LLAMA), "architecture llama, not a DFlash head"),
         (DSpark(EAGLE3), "architecture eagle3, not a DSpark head"),
-        (DSpark(DFLASH), r"no Markov head; it is a DFlash head, give it as DFlash\(...\)"),
-        (DFlash(DSPARK), r"has a Markov head; it is a DSpark head, give it as DSpark\(...\)"),
+        (DSpark(DFLASH), r"no Markov head; it is a DFlash head, use DFlash\(...\)"),
+        (DFlash(DSPARK), r"has a Markov head; it is a DSpark head, use DSpark\(...\)"),
     ):
         with pytest.raises(IncompatibleDraftError, match=message):
             llm.drafter = drafter

@@ -33,9 +33,8 @@ DFlash::Block DFlash::read_block(const ModelFile & file, bool is_dspark, const s
     const bool has_selector = file.has_tensor("selector_hidden.weight");
     const int64_t n_vocab = static_cast<int64_t>(file.n_tokens());
     if (DFlash::is_dspark(file) != is_dspark) {
-        refuse(PYFLY_STATUS_INCOMPATIBLE,
-               is_dspark ? what + " has no Markov head; it is a DFlash head, give it as DFlash(...)"
-                         : what + " has a Markov head; it is a DSpark head, give it as DSpark(...)");
+        refuse(PYFLY_STATUS_INCOMPATIBLE, is_dspark ? what + " has no Markov head; it is a DFlash head, use {dflash}"
+                                                    : what + " has a Markov head; it is a DSpark head, use {dspark}");
     }
     if (release < first_with_block_heads) {
         refuse(PYFLY_STATUS_INCOMPATIBLE, what + " needs llama-cpp-python " + release_name(first_with_block_heads) +
@@ -78,8 +77,7 @@ DFlash::Opened DFlash::open(const llama_model * target, const ModelFile & file, 
     const std::string what = std::string("the ") + name + " '" + file.path() + "'";
     if (file.architecture() != "dflash") {
         refuse(PYFLY_STATUS_INCOMPATIBLE, "'" + file.path() + "' is of architecture " + file.architecture() +
-                                              ", not a " + name +
-                                              "; a model that drafts is DraftModel(...), a NextN head MTP(...)");
+                                              ", not a " + name + "; if it is a model, use {draft_model}");
     }
     file.require_loadable();
     const Block block = read_block(file, is_dspark, what);

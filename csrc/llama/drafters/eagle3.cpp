@@ -17,7 +17,7 @@ ModelPointer Eagle3::open(const llama_model * target, const ModelFile & file, co
 
     if (file.architecture() != "eagle3") {
         refuse("'" + file.path() + "' is of architecture " + file.architecture() +
-               ", not an EAGLE-3 head; a model that drafts is DraftModel(...), a NextN head MTP(...)");
+               ", not an EAGLE-3 head; if it is a model, use {draft_model}");
     }
     file.require_loadable();
     if (file.integer("block_count") != 1) {
