@@ -13,6 +13,7 @@ _IN_PYTHON = {
     "n_parallel": "n_parallel",
     "room": "n_parallel, n_ctx or n_cells",
     "flash_attn": "flash_attn=True",
+    "type_v": "type_v",
     "verbose": "verbose=True",
     "head": "as MTP(model_path=...)",
     "cross": "CrossVocabulary(DraftModel(...))",

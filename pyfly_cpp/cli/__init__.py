@@ -41,6 +41,7 @@ _OPTIONS = {
     "n_parallel": "--parallel",
     "room": "--parallel or --n-ctx",
     "flash_attn": "--flash-attn",
+    "type_v": "--cache-type-v",
     "verbose": "--verbose",
     "head": "with --draft",
     "cross": "--drafter cross",

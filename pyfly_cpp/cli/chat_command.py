@@ -249,7 +249,9 @@ class ChatLoop:
     def _continue(self) -> None:
         """Resumes the answer that was cut off."""
         if self._cut is None:
-            raise ValueError("there is no answer to continue: the last one came to its end.")
+            has_answer = any(message["role"] == "assistant" for message in self._conversation.messages)
+            why = "the last one came to its end" if has_answer else "write a message first"
+            raise ValueError(f"there is no answer to continue; {why}.")
         cut = self._cut
         more = self._stream(lambda request: self._llm.write(**cut, **request), lambda: cut)
         self._conversation.messages[-1]["content"] += more or ""

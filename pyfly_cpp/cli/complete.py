@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
+import llama_cpp
 from llama_cpp.llama_grammar import LlamaGrammar
 
 from pyfly_cpp.cli import prompt_cache as cache
@@ -18,7 +22,7 @@ from pyfly_cpp.cli.options import Options, shared_options
 from pyfly_cpp.cli.terminal import note, write
 from pyfly_cpp.cli.text import SOME_TEXT, TEXT, piped_text
 from pyfly_cpp.decoding.data import drafter_as_data
-from pyfly_cpp.errors import ContextFullError
+from pyfly_cpp.errors import ArgumentError, ContextFullError
 from pyfly_cpp.grammar.response_format import schema_grammar
 from pyfly_cpp.llama.fly_llama import FlyLlama
 from pyfly_cpp.machine.files import file_text
@@ -75,6 +79,8 @@ def command(
     rules = _grammar(grammar, json_schema)
     llm = options.load(FlyLlama)
     try:
+        if grammar is not None:
+            _require_parsed(llm, rules, grammar)
         if chat is None:
             chat = options.models.formats_chats(llm)
             if system is not None and not chat:
@@ -169,3 +175,31 @@ def _grammar(grammar: str | None, json_schema: str | None) -> Any:
     if json_schema.lstrip().startswith("{"):
         return schema_grammar(json_schema, "the text of --json-schema")
     return schema_grammar(file_text(json_schema), repr(json_schema))
+
+
+def _require_parsed(llm: FlyLlama, rules: Any, file: str) -> None:
+    """Raises ValueError if llama.cpp cannot parse this grammar, without what it prints about it then."""
+    with _stderr_nowhere() if not llm.verbose else contextlib.nullcontext():
+        sampler = llama_cpp.llama_sampler_init_grammar(
+            llama_cpp.llama_model_get_vocab(llm.model), rules._grammar.encode(), rules._root.encode()
+        )
+    if not sampler:
+        raise ArgumentError(f"llama.cpp cannot parse the grammar {file!r}; correct its rules; {{verbose}} shows where.")
+    llama_cpp.llama_sampler_free(sampler)
+
+
+@contextlib.contextmanager
+def _stderr_nowhere() -> Iterator[None]:
+    """A block in which nothing that C prints to stderr is seen."""
+    try:
+        before = os.dup(2)
+    except OSError:  # it is closed
+        yield
+        return
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)

@@ -226,7 +226,14 @@ class Models:
             try_kernels(self.arguments.get("kernels"), bar)
             on_load(0.0)
 
-            return load(self.model, *first, on_load=on_load, **given, **arguments)
+            try:
+                return load(self.model, *first, on_load=on_load, **given, **arguments)
+            except MemoryError:
+                if "n_batch" not in given:
+                    raise
+                raise ArgumentError(
+                    f"there is too little memory for {{n_batch}} {given['n_batch']}; lower it."
+                ) from None
 
     def _warn_of_context(self) -> None:
         n_ctx, trained = self.n_ctx, self._trained

@@ -142,14 +142,15 @@ def has_user() -> bool:
 
 
 def ask_for(work: str, is_allowed: bool) -> None:
-    """Tells what a long piece of work will take and asks whether to begin, unless `is_allowed` (`--yes`). Raises
-    click.Abort on a no, click.UsageError if there is nobody to ask."""
+    """Tells what a long piece of work will take and asks whether to begin, unless `is_allowed` (`--yes`). Ends the
+    program on a no; raises click.UsageError if there is nobody to ask."""
     if is_allowed:
         note(f"{work}.")
     elif not sys.stdin.isatty():
         raise click.UsageError(f"{work}: there is nobody to ask; allow it with --yes.")
-    else:
-        click.confirm(f"{work}; continue?", abort=True, err=True)
+    elif not click.confirm(f"{work}; continue?", err=True):
+        note("Nothing was done.")
+        raise click.exceptions.Exit(1)
 
 
 class Bar:

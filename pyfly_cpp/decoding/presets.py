@@ -101,7 +101,9 @@ def _load(path: str | os.PathLike[str], name: str) -> Preset:
             f"the preset {name} cannot be read ({error.strerror}); check the path, or take one of {names}."
         ) from None
     except ValueError as error:
-        raise PresetError(f"the preset {name} is not JSON ({error}).") from None
+        raise PresetError(
+            f"the preset {name} is not JSON ({error}); correct it, or take one of {', '.join(SHIPPED)}."
+        ) from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         found = data.get("format") if isinstance(data, dict) else type(data).__name__
         raise PresetError(f"the preset {name} has the format {found!r}, and this pyfly-cpp reads {FORMAT}.")

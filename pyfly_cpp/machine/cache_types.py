@@ -29,4 +29,6 @@ def require_cache_types(type_k: Any, type_v: Any, flash_attn: object = None) -> 
             known = ", ".join(f"{number} ({text})" for number, text in CACHE_TYPES.items())
             raise ValueError(f"{name} must be a type that a KV cache can have, one of {known}, not {value!r}.")
     if needs_flash_attention(type_v) and flash_attn is not None and not flash_attn:
-        raise ArgumentError(f"type_v={type_v} ({CACHE_TYPES[type_v]}) needs flash attention; add {{flash_attn}}.")
+        raise ArgumentError(
+            f"a V cache of type {CACHE_TYPES[type_v]} ({{type_v}}) needs flash attention; add {{flash_attn}}."
+        )

@@ -286,7 +286,7 @@ def require_gguf(path: str, what: str = "model") -> None:
     if begin == _LFS_POINTER:
         raise ValueError(f"the {what} {path!r} is only a pointer of Git LFS; run `git lfs pull` in its repository.")
     if not begin.startswith(b"GGUF"):
-        raise ValueError(f"the {what} {path!r} is not a GGUF file; convert the model to GGUF, or download it again.")
+        raise ValueError(f"the {what} {path!r} is not a GGUF file; convert it to GGUF, or download it again.")
 
 
 def first_bytes(path: str, what: str, kind: str, n: int) -> bytes:

@@ -626,6 +626,7 @@ def test_an_empty_answer_is_not_continued_with_an_earlier_one(run, monkeypatch):
     monkeypatch.setattr(FlyLlama, "write_chat", answer)
     result = chat(run, stdin=f"{QUESTION}\n{QUESTION}\n/continue\n")
     assert "there is no answer to continue" in result.err
+    assert "write a message first" in chat(run, stdin="/continue\n").err
 
 
 @pytest.mark.parametrize("period", [1, 7, None])

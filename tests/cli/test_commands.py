@@ -87,6 +87,10 @@ def test_names_of_other_programs(run, arguments, here):
         ),
         (["--model", TARGET, "--drafter", "eagle3"], 1, "needs an EAGLE-3 head; write eagle3:FILE, or give it with"),
         (["--model", TARGET, "--drafter", "eagel3"], 2, "Did you mean 'eagle3'?"),
+        (["--model", TARGET, "--drafter", "foo"], 2, "A drafter is written auto, "),
+        (["--model", TARGET, "--drafter", f"eagle3:{DRAFT}"], 1, "use --drafter draft."),
+        (["--model", TARGET, "--cache-type-v", "q8_0", "--no-flash-attn"], 1, "--cache-type-v"),
+        (["--preset", __file__], 1, "correct it, or take one of "),
         (["--model", TARGET, "--draft", DRAFT, "--drafter", "lookup"], 2, "contradict"),
         (["--model", TARGET, "--draft-max", 5000], 1, "--draft-max is 5000, but a batch of 512 tokens (--n-batch)"),
         (["--model", TARGET, "--max-tokens", 2**31], 2, "is too large; the largest is 2147483647"),
@@ -327,6 +331,32 @@ def test_a_grammar_that_is_not_utf8_is_one_line(run, tmp_path):
     (tmp_path / "g.gbnf").write_bytes(b'root ::= "\xff"')
     result = run("complete", "-m", TARGET, "--grammar", tmp_path / "g.gbnf", "x")
     assert result.code == 1 and "g.gbnf' is not UTF-8 at byte 10; save the file as UTF-8." in result.err
+
+
+def test_a_grammar_that_does_not_parse_is_one_line(tmp_path):
+    (tmp_path / "g.gbnf").write_text("no rules, private text")
+    command = [
+        sys.executable,
+        "-m",
+        "pyfly_cpp",
+        "complete",
+        "-m",
+        TARGET,
+        *ONE_THREAD,
+        "--grammar",
+        tmp_path / "g.gbnf",
+    ]
+    done = subprocess.run([*map(str, command), "x"], capture_output=True, text=True)
+    assert done.returncode == 1 and "g.gbnf" in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_a_batch_that_memory_does_not_hold(run, monkeypatch):
+    def fail(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr("pyfly_cpp.cli.complete.FlyLlama", fail)
+    result = run("complete", "-m", TARGET, *ONE_THREAD, "--n-batch", 100_000_000, "x")
+    assert result.code == 1 and "--n-batch 100000000; lower it" in result.err
 
 
 def test_closed_pipe_is_no_traceback():

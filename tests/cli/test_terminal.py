@@ -102,6 +102,14 @@ def test_a_table_where_stdout_cannot_encode_it(monkeypatch):
     assert "?" in text and "1.5" in text
 
 
+def test_a_no_does_nothing_and_says_so(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr(click, "confirm", lambda *_, **__: False)
+    with pytest.raises(click.exceptions.Exit) as left:
+        terminals.ask_for("this deletes everything", is_allowed=False)
+    assert left.value.exit_code == 1 and "Nothing was done." in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("seconds", "n_lines"), [(10.0, 5), (0.1, 0), (600.0, 25)])
 def test_long_work_tells_in_lines_how_long_it_takes(monkeypatch, capsys, seconds, n_lines):
     """The first 2 of 32 answers are those of an earlier run."""

@@ -539,7 +539,7 @@ def test_cache_types(tiny_target, tiny_draft, expected):
         for name in ("type_k", "type_v"):
             with pytest.raises(ValueError, match=rf"{name} must be a type that a KV cache can have.*not {kind!r}"):
                 FlyLlama(tiny_target, flash_attn=True, **{name: kind}, **OPTIONS)
-    with pytest.raises(ValueError, match=r"type_v=8 \(Q8_0\) needs flash attention; add flash_attn=True"):
+    with pytest.raises(ValueError, match=r"Q8_0 \(type_v\) needs flash attention; add flash_attn=True"):
         FlyLlama(tiny_target, type_v=8, flash_attn=False, **OPTIONS)
     with closing(FlyLlama(tiny_target, type_v=8, kernels="stock", **OPTIONS)) as llm:
         assert llm.context_params.flash_attn_type  # it is on where the cache needs it

@@ -110,7 +110,7 @@ def require_word(text: str) -> str:
         near = difflib.get_close_matches(word, WORDS, n=1)
         near = [f"draft:{text}"] if text.endswith(".gguf") else near
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"unknown drafter {text!r}.{hint} A drafter is written {', '.join(_NAMED)} or none.")
+        raise ValueError(f"unknown drafter {text!r}.{hint} A drafter is written auto, {', '.join(_NAMED)} or none.")
     takes_file = any(kind.takes_file for kind in WORDS[word])
     if separator and not (file and takes_file):
         what = f"{word}:FILE, or {word} alone" if takes_file else f"{word}, which takes no file"
