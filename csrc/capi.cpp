@@ -2,7 +2,7 @@
 // the functions that need llama.cpp, so that the pure part links and is tested without it.
 
 #include <algorithm>
-#include <iterator>
+#include <memory>
 #include <optional>
 #include <string>
 

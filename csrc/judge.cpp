@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "error.h"
+#include "speculative.h"
 
 namespace pyfly {
 

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "gates/expression.h"
+#include "random.h"
 #include "sampler.h"
-#include "speculative.h"
 #include "transcript.h"
 #include "vocabulary.h"
 #include "window.h"

@@ -1,7 +1,6 @@
 // A text of the target's tokens in the tokens of a draft model with another vocabulary. No llama.h.
 #pragma once
 
-#include <memory>
 #include <vector>
 
 #include "tokenizer.h"

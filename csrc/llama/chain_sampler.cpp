@@ -4,7 +4,6 @@
 #include <array>
 #include <cmath>
 #include <cstring>
-#include <string>
 
 #include "error.h"
 #include "rows.h"

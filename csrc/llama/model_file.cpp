@@ -1,7 +1,6 @@
 #include "model_file.h"
 
 #include <algorithm>
-#include <cmath>
 #include <filesystem>
 #include <fstream>
 
