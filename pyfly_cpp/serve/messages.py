@@ -13,7 +13,7 @@ from pyfly_cpp.serve.answers import Event
 from pyfly_cpp.serve.api_errors import ApiError, bad_request
 from pyfly_cpp.serve.chat import ChatAnswer
 from pyfly_cpp.serve.prompt_reading import ChatInput
-from pyfly_cpp.serve.requests import ChatRequest, CountRequest, MessageRequest, _AnthropicMessage, read_content
+from pyfly_cpp.serve.requests import AnthropicMessage, ChatRequest, CountRequest, MessageRequest, read_content
 from pyfly_cpp.serve.served_model import Model
 from pyfly_cpp.serve.settings import Settings
 from pyfly_cpp.serve.timings import Progress
@@ -165,7 +165,7 @@ def as_chat(body: CountRequest) -> ChatInput:
     return ChatInput(chat, messages, functions, wanted)
 
 
-def _messages_of(message: _AnthropicMessage, path: str) -> list[dict[str, Any]]:
+def _messages_of(message: AnthropicMessage, path: str) -> list[dict[str, Any]]:
     results: list[dict[str, Any]] = []
     calls, thoughts, texts = [], [], [message.content] if isinstance(message.content, str) else []
     for block in () if isinstance(message.content, str) else message.content:

@@ -11,7 +11,7 @@ from pyfly_cpp.engine.output import Piece, Token
 from pyfly_cpp.serve.answer_requests import AnswerRequest, settings_of
 from pyfly_cpp.serve.answers import Event, Shared, Told, read_format
 from pyfly_cpp.serve.api_errors import ApiError, not_supported
-from pyfly_cpp.serve.requests import InfillRequest, NativeRequest, _Extra, listed
+from pyfly_cpp.serve.requests import ExtraFields, InfillRequest, NativeRequest, listed
 from pyfly_cpp.serve.served_model import Model
 from pyfly_cpp.serve.settings import Settings
 from pyfly_cpp.serve.streams import Entries
@@ -198,7 +198,7 @@ def _end(model: Model, text: str, n: int) -> list[int]:
     return model.plain_tokens(text[-_MOST_CHARACTERS * n :])[-n:] if n > 0 else []
 
 
-def _others(model: Model, pieces: Sequence[_Extra], n: int) -> list[int]:
+def _others(model: Model, pieces: Sequence[ExtraFields], n: int) -> list[int]:
     """The last n tokens of the pieces of other files, as models with tokens for that were trained on them."""
     if not pieces or n <= 0:
         return []

@@ -10,7 +10,7 @@ from pyfly_cpp.engine.markers import THOUGHTS
 from pyfly_cpp.llama.prompting import Rendered
 from pyfly_cpp.serve.answers import read_format
 from pyfly_cpp.serve.api_errors import bad_request
-from pyfly_cpp.serve.requests import ChatRequest, _Message, read_content, wanted_call
+from pyfly_cpp.serve.requests import ChatMessage, ChatRequest, read_content, wanted_call
 from pyfly_cpp.serve.served_model import Model
 from pyfly_cpp.serve.settings import Settings
 from pyfly_cpp.serve.thoughts import opened_by
@@ -41,7 +41,7 @@ def input_of(body: ChatRequest) -> ChatInput:
     return ChatInput(body, messages, functions, wanted_call(body.tool_choice or body.function_call))
 
 
-def _read_message(message: _Message, path: str) -> dict[str, Any]:
+def _read_message(message: ChatMessage, path: str) -> dict[str, Any]:
     own = {key: value for key, value in message.raw.items() if value is not None}
     own["content"] = read_content(message.content, path) or own.pop("refusal", "")
     if message.function_call is not None:

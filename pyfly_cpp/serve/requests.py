@@ -203,7 +203,7 @@ class NativeRequest(NumberedFields):
     response_fields: Optional[list[str]] = Field(None, max_length=64)
 
 
-class _Extra(RequestBody):
+class ExtraFields(RequestBody):
     text: str
     filename: Optional[str] = None
 
@@ -214,7 +214,7 @@ class InfillRequest(NativeRequest):
     prompt: Optional[str] = None  # type: ignore[assignment]
     input_prefix: str
     input_suffix: str
-    input_extra: Optional[list[_Extra]] = Field(None, max_length=1024, fail_fast=True)
+    input_extra: Optional[list[ExtraFields]] = Field(None, max_length=1024, fail_fast=True)
 
 
 _Content = Union[str, Annotated[list[_Part], Field(max_length=2**16, fail_fast=True)], None]
@@ -231,7 +231,7 @@ class _Call(RequestBody):
     type: Optional[str] = None
 
 
-class _Message(RequestBody):
+class ChatMessage(RequestBody):
     role: _Role
     content: _Content = None
     name: Optional[str] = None
@@ -281,7 +281,7 @@ class ThinkingFields(RequestBody):
 class ChatRequest(NumberedFields, ThinkingFields):
     """The body of /v1/chat/completions."""
 
-    messages: Annotated[list[_Message], _SOME]
+    messages: Annotated[list[ChatMessage], _SOME]
     max_completion_tokens: Optional[_Limit] = None
     add_generation_prompt: Optional[bool] = None
     continue_final_message: Optional[bool] = None
@@ -305,7 +305,7 @@ class ChatRequest(NumberedFields, ThinkingFields):
         return super().most_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
-class _Item(RequestBody):
+class ResponseItem(RequestBody):
     type: Optional[str] = None
     role: Optional[_Role] = None
     content: _Content = None
@@ -334,7 +334,7 @@ class _Reasoning(RequestBody):
 class ResponseRequest(SharedFields, ThinkingFields):
     """The body of /v1/responses."""
 
-    input: Union[str, Annotated[list[_Item], _SOME]]
+    input: Union[str, Annotated[list[ResponseItem], _SOME]]
     instructions: Optional[str] = None
     max_output_tokens: Optional[int] = Field(None, ge=1, le=_INT32)
     previous_response_id: Optional[str] = None
@@ -363,7 +363,7 @@ class _Block(RequestBody):
 _Blocks = Union[str, Annotated[list[_Block], Field(max_length=2**16, fail_fast=True)]]
 
 
-class _AnthropicMessage(RequestBody):
+class AnthropicMessage(RequestBody):
     role: Literal["user", "assistant", "system"]
     content: _Blocks
 
@@ -397,7 +397,7 @@ _TOOLS_OF_CLIENTS = _only("custom", what="tools of the client's")
 class CountRequest(RequestBody):
     """The body of /v1/messages/count_tokens."""
 
-    messages: Annotated[list[_AnthropicMessage], _SOME]
+    messages: Annotated[list[AnthropicMessage], _SOME]
     model: Optional[str] = None
     system: _Content = None
     tools: Optional[list[Annotated[_AnthropicTool, _TOOLS_OF_CLIENTS]]] = Field(None, max_length=128, fail_fast=True)

@@ -17,10 +17,10 @@ from pyfly_cpp.serve.chat import ChatAnswer
 from pyfly_cpp.serve.prompt_reading import ChatInput
 from pyfly_cpp.serve.requests import (
     ChatRequest,
+    ResponseItem,
     ResponseRequest,
     SharedFields,
     ThinkingFields,
-    _Item,
     read_content,
     wanted_call,
 )
@@ -258,7 +258,7 @@ def _as_chat(body: ResponseRequest) -> ChatInput:
     return ChatInput(chat, messages, functions, wanted_call(body.tool_choice))
 
 
-def _as_message(item: _Item, path: str) -> dict[str, Any]:
+def _as_message(item: ResponseItem, path: str) -> dict[str, Any]:
     kind = item.type or "message"
     if kind == "message":
         if item.role is None:
