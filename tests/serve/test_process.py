@@ -162,6 +162,13 @@ def failing(*options):
     return done.exit_code, done.stderr
 
 
+@pytest.mark.parametrize(("options", "is_open"), [((), False), (("--no-auth",), True), (("--api-key", "x"), True)])
+def test_other_machines_need_a_key_or_a_permission(tiny_target, monkeypatch, options, is_open):
+    monkeypatch.setattr("pyfly_cpp.serve.server.serve", lambda *_: True)
+    code, said = failing("-m", tiny_target, "--host", "0.0.0.0", *options)
+    assert code == (0 if is_open else 2) and ("--no-auth" in said) is not is_open
+
+
 @pytest.mark.parametrize(
     "options, temperature, page", [((), 0.0, {"temperature": 0.7}), (("--temperature", "0.3"), 0.3, {})]
 )
