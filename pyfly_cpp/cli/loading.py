@@ -141,14 +141,12 @@ class Models:
         """What drafts, and why. Raises ValueError."""
         if self.drafter == "none":
             raise click.UsageError("this command needs a drafter; leave --drafter none out.")
-        usual = {option.name: option.default for option in _DRAFTER_OPTIONS if option.default is not None}
         named = () if self.preset is None else self.preset.drafters
         preset = [one.but(**one.fields_of(self.drafting)) for one in named if isinstance(one, OwnDrafter)]
-        options = {**usual, **self.drafting}
         with llama_reasons():
             word, _, file = self.drafter.partition(":")
             drafter = f"{word}:{find_model(file)}" if file else word
-            resolved = resolve(self.model, drafter, self.draft, preset, options)
+            resolved = resolve(self.model, drafter, self.draft, preset, self.drafting)
         return resolved if self.drafter == AUTO else replace(resolved, reason=f"--drafter {self.drafter}")
 
     def require_use(self, parts: Sequence[Any]) -> None:

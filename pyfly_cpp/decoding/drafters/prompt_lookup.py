@@ -35,22 +35,6 @@ class PromptLookup(OwnDrafter):
 
     word = "lookup"
     noun = "prompt lookup"
-    # One token is no evidence of a repetition; two often are. The governor decides how many are worth verifying.
-    options = (
-        Option("max_ngram_size", "max_ngram_size", 1, "Prompt lookup: longest n-gram.", 64, 4),
-        Option("min_ngram_size", "min_ngram_size", 1, "Prompt lookup: shortest n-gram.", 64, 2),
-        Option("num_pred_tokens", "num_pred_tokens", 1, "Prompt lookup: most tokens in a step.", None, 10),
-        Option(
-            "lookup_tokens",
-            "memory",
-            0,
-            "Prompt lookup: tokens of earlier answers to remember; 0: none.",
-            _native.MAX_LOOKUP,
-            2**18,
-        ),
-        PathOption("lookup_memory", "memory_file", "Prompt lookup: file that keeps these answers between runs."),
-        PathOption("lookup_texts", "texts", "Prompt lookup: another file or folder to search; may be repeated.", True),
-    )  # fmt: skip
     path_fields = ("memory_file", "texts")
 
     max_ngram_size: int = 4
@@ -76,6 +60,22 @@ class PromptLookup(OwnDrafter):
 
     texts: Sequence[_Path] = ()
     """Files in UTF-8, and folders of them, to search. They are read when the drafter is opened."""
+
+    options = (
+        Option("max_ngram_size", "max_ngram_size", 1, "Prompt lookup: longest n-gram.", 64, max_ngram_size),
+        Option("min_ngram_size", "min_ngram_size", 1, "Prompt lookup: shortest n-gram.", 64, min_ngram_size),
+        Option("num_pred_tokens", "num_pred_tokens", 1, "Prompt lookup: most tokens in a step.", None, num_pred_tokens),
+        Option(
+            "lookup_tokens",
+            "memory",
+            0,
+            "Prompt lookup: tokens of earlier answers to remember; 0: none.",
+            _native.MAX_LOOKUP,
+            memory,
+        ),
+        PathOption("lookup_memory", "memory_file", "Prompt lookup: file that keeps these answers between runs."),
+        PathOption("lookup_texts", "texts", "Prompt lookup: another file or folder to search; may be repeated.", True),
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         if isinstance(self.texts, (str, os.PathLike)):
