@@ -83,6 +83,11 @@ def test_what_is_a_model():
     assert [file.name for file in found[1].files] == sorted(shards) == hub.parts_of(shards[0])
 
 
+def test_a_number_that_cannot_be_a_part_is_a_part_of_the_name():
+    for name in ("m-00001-of-00000.gguf", "m-00000-of-00002.gguf", "m-00003-of-00002.gguf"):
+        assert hub.parts_of(name) == [name] and [model.name for model in models_in(files(name))] == [name]
+
+
 def test_what_a_name_means():
     found = models_in(files("m-Q4_0.gguf", "m-Q8_0.gguf", "m-Q2_K.gguf"))
     assert choose(HubName("o/r"), found).type == "Q8_0"  # the first of the usual ones

@@ -266,7 +266,9 @@ def _without_part(name: str) -> tuple[str, re.Match[str] | None]:
     """The name without its ending and the number of its part, and that number."""
     stem = name[: -len(".gguf")] if name.lower().endswith(".gguf") else name
     found = _PART.search(stem)
-    return (stem, None) if found is None else (stem[: found.start()], found)
+    if found is None or not 1 <= int(found.group(1)) <= int(found.group(2)):
+        return stem, None
+    return stem[: found.start()], found
 
 
 def _type(stem: str) -> str:

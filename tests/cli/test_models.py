@@ -96,7 +96,8 @@ def test_list(run, home):
         "hf:owner/some--repo/Q8_0/m-Q8_0.gguf": DRAFT.stat().st_size,
         str(revision): DRAFT.stat().st_size,
     }
-    assert "\nmine " in f"\n{run('models', 'list').out}"
+    put(DRAFT, home / "models" / "odd-00001-of-00000.gguf")
+    assert "\nmine " in f"\n{run('models', 'list').out}" and "\nodd-00001-of-00000 " in run("models", "list").out
     for one in listed[:3]:
         assert run("models", "path", one["name"]).out.strip() == one["path"]
 
