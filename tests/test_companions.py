@@ -44,7 +44,7 @@ def home(tmp_path, monkeypatch):
     """A machine without models."""
     home = tmp_path / "home"
     home.mkdir()
-    for name in ("HF_HOME", "HF_HUB_CACHE", "LLAMA_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+    for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "LLAMA_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(Path, "home", lambda: home)
     monkeypatch.setenv("PYFLY_MODELS", str(home / "models"))
@@ -108,6 +108,30 @@ def test_caches_of_other_programs_are_where_the_user_keeps_caches(home, monkeypa
     monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.setenv("LOCALAPPDATA", str(home / "local"))
     assert home / "local" / "llama.cpp" in here.places()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"HUGGINGFACE_HUB_CACHE": "/old"},
+        {"HF_HUB_CACHE": "$ROOT/hub"},
+        {"HF_HUB_CACHE": "/new", "HUGGINGFACE_HUB_CACHE": "/old", "HF_HOME": "/home"},
+        {"HF_HOME": "~/$ROOT/hf"},
+        {"XDG_CACHE_HOME": "/caches/$ROOT"},
+        {},
+    ],
+    ids=str,
+)
+def test_the_cache_of_the_hub_is_where_huggingface_hub_has_it(monkeypatch, given):
+    pytest.importorskip("huggingface_hub")
+    monkeypatch.undo()
+    for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {**given, "ROOT": "somewhere"}.items():
+        monkeypatch.setenv(name, value)
+    code = "from huggingface_hub import constants\nprint(constants.HF_HUB_CACHE, end='')"
+    theirs = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert Path(theirs) in here.places()
 
 
 def test_beside_the_model(target, tiny_draft):

@@ -62,7 +62,7 @@ def places() -> list[Path]:
     exist."""
     wanted: tuple[Callable[[], Path], ...] = (
         models_folder,
-        lambda: Path(os.environ.get("HF_HUB_CACHE") or _of_hub() / "hub").expanduser(),
+        _of_hub,
         lambda: Path(os.environ.get("LLAMA_CACHE") or user_cache() / "llama.cpp"),
         lambda: Path.home() / ".lmstudio" / "models",
         lambda: Path.home() / ".cache" / "lm-studio" / "models",
@@ -75,5 +75,10 @@ def places() -> list[Path]:
 
 
 def _of_hub() -> Path:
-    home = os.environ.get("HF_HOME")
-    return Path(home or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface")
+    """The hub's cache, by the rules of huggingface_hub, which need not be installed."""
+    given = os.environ.get
+    cache = given("HF_HUB_CACHE") or given("HUGGINGFACE_HUB_CACHE")
+    if not cache:
+        home = given("HF_HOME") or Path(given("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
+        cache = os.path.join(home, "hub")
+    return Path(os.path.expandvars(os.path.expanduser(cache)))

@@ -21,7 +21,7 @@ from .conftest import DRAFT, TARGET
 @pytest.fixture(autouse=True)
 def home(monkeypatch, tmp_path):
     """A machine without models but for what the tests put there; without the demo model, too."""
-    for name in ("HF_HOME", "HF_HUB_CACHE", "LLAMA_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+    for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "LLAMA_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
     monkeypatch.setenv("PYFLY_MODELS", str(tmp_path / "models"))
