@@ -335,7 +335,7 @@ def test_drafters_and_windows_in_their_written_form():
     assert require_drafters("both:x.gguf") == (PromptLookup(), DraftModel("x.gguf"))
     for text, message in (
         ("lokup", "Did you mean 'lookup'"), ("x.gguf", "Did you mean 'draft:x.gguf'"),
-        ("multi", "unknown drafter 'multi'. A drafter is written draft, lookup"),
+        ("multi", "unknown drafter 'multi'. A drafter is written auto, draft, lookup"),
         ("draft", "needs a file; write draft:FILE"), ("lookup:x", "'lookup:x' .* takes no file"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):

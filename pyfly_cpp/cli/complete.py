@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 import llama_cpp
-from llama_cpp.llama_grammar import LlamaGrammar
+from llama_cpp.llama_grammar import LLAMA_GRAMMAR_DEFAULT_ROOT, LlamaGrammar
 
 from pyfly_cpp.cli import prompt_cache as cache
 from pyfly_cpp.cli.headings import HeadedCommand, more
@@ -76,11 +76,12 @@ def command(
     prompt = "\n".join(part for part in parts if part)
     if not prompt:
         raise click.UsageError("the prompt is empty; give a PROMPT, a --file, or pipe text in.")
-    rules = _grammar(grammar, json_schema)
+    gbnf = None if grammar is None else _grammar_text(grammar)
+    rules = _schema(json_schema) if gbnf is None else LlamaGrammar.from_string(gbnf, verbose=False)
     llm = options.load(FlyLlama)
     try:
-        if grammar is not None:
-            _require_parsed(llm, rules, grammar)
+        if gbnf is not None:
+            _require_parsed(llm, gbnf, repr(grammar))
         if chat is None:
             chat = options.models.formats_chats(llm)
             if system is not None and not chat:
@@ -164,12 +165,15 @@ def _settings(llm: FlyLlama, options: Options, chat: bool) -> dict[str, Any]:
     }
 
 
-def _grammar(grammar: str | None, json_schema: str | None) -> Any:
-    if grammar is not None:
-        rules = file_text(grammar)
-        if not rules.strip():
-            raise click.UsageError(f"the grammar {grammar!r} is empty; write its rules, or leave --grammar out.")
-        return LlamaGrammar.from_string(rules, verbose=False)
+def _grammar_text(file: str) -> str:
+    text = file_text(file)
+    if not text.strip():
+        raise click.UsageError(f"the grammar {file!r} is empty; write its rules, or leave --grammar out.")
+    return text
+
+
+def _schema(json_schema: str | None) -> Any:
+    """The grammar of --json-schema."""
     if json_schema is None:
         return None
     if json_schema.lstrip().startswith("{"):
@@ -177,14 +181,14 @@ def _grammar(grammar: str | None, json_schema: str | None) -> Any:
     return schema_grammar(file_text(json_schema), repr(json_schema))
 
 
-def _require_parsed(llm: FlyLlama, rules: Any, file: str) -> None:
+def _require_parsed(llm: FlyLlama, rules: str, name: str) -> None:
     """Raises ValueError if llama.cpp cannot parse this grammar, without what it prints about it then."""
     with _stderr_nowhere() if not llm.verbose else contextlib.nullcontext():
         sampler = llama_cpp.llama_sampler_init_grammar(
-            llama_cpp.llama_model_get_vocab(llm.model), rules._grammar.encode(), rules._root.encode()
+            llama_cpp.llama_model_get_vocab(llm.model), rules.encode(), LLAMA_GRAMMAR_DEFAULT_ROOT.encode()
         )
     if not sampler:
-        raise ArgumentError(f"llama.cpp cannot parse the grammar {file!r}; correct its rules; {{verbose}} shows where.")
+        raise ArgumentError(f"llama.cpp cannot parse the grammar {name}; correct its rules; {{verbose}} shows where.")
     llama_cpp.llama_sampler_free(sampler)
 
 
