@@ -135,8 +135,13 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     'Tab completion (bash): eval "$(_PYFLY_CPP_COMPLETE=bash_source pyfly-cpp)"',
 )
 @click.version_option(__version__, message="pyfly-cpp %(version)s")
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """Run GGUF models faster: something cheap guesses the next tokens, and the model checks them in one step."""
+    from pyfly_cpp.cli.terminal import is_dumb
+
+    if is_dumb():
+        ctx.color = False
 
 
 def _give_up(name: str) -> None:

@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from pyfly_cpp.cli.terminal import shown
+from pyfly_cpp.cli.terminal import is_dumb, shown
 from pyfly_cpp.engine.output import Piece
 from pyfly_cpp.llama.fly_llama import FlyLlama
 
@@ -30,7 +30,7 @@ def use_colour() -> bool:
     """Whether the answers' stdout is a terminal with colours."""
     if os.environ.get("FORCE_COLOR"):
         return True
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and not is_dumb()
 
 
 def paint(text: str, how: str, colour: bool) -> str:

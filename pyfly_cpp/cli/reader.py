@@ -7,7 +7,9 @@ import os
 import sys
 from typing import Any, Protocol
 
-from pyfly_cpp.cli.terminal import has_user, note
+import click
+
+from pyfly_cpp.cli.terminal import has_user, is_dumb, note
 from pyfly_cpp.cli.text import open_stdin, repaired
 from pyfly_cpp.machine.cache import kept_path
 
@@ -47,7 +49,9 @@ class MessageReader(Protocol):
 
 def make_reader() -> MessageReader:
     """A terminal's reader if a person sits there, else a pipe's."""
-    return TerminalReader() if has_user() else PipeReader()
+    if not has_user():
+        return PipeReader()
+    return DumbTerminalReader() if is_dumb() else TerminalReader()
 
 
 class PipeReader:
@@ -72,6 +76,16 @@ class PipeReader:
             line = self._stdin.readline()
             lines[-1:] = [lines[-1][:-1], line.rstrip("\r\n")]
         return repaired("\n".join(lines), "the message")
+
+
+class DumbTerminalReader(PipeReader):
+    """Lines as from a pipe, of a person at a terminal without escape sequences."""
+
+    interactive = True
+
+    def read(self) -> str:
+        click.echo("> ", nl=False, err=True)
+        return super().read()
 
 
 class TerminalReader:

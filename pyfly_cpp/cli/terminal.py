@@ -26,6 +26,11 @@ _VISIBLE = {code: f"\\u{code:04x}" for code in _CONTROLS if chr(code) not in "\n
 """Control characters (C0, DEL, C1) and those that reverse the direction of text, as JSON writes them."""
 
 
+def is_dumb() -> bool:
+    """Whether the terminal has no escape sequences."""
+    return os.environ.get("TERM") == "dumb"
+
+
 def shown(text: str, stream: TextIO) -> str:
     """Text of a model or a file as it may go to this stream: untouched, except that a terminal gets its control
     characters made visible, since they could write to the clipboard, hide lines or answer in the user's name."""
@@ -52,7 +57,8 @@ class AnswerWriter:
 
     def __init__(self) -> None:
         # The last column stays free: behind it terminals differ in where the cursor is.
-        self._width = shutil.get_terminal_size().columns - 1 if sys.stdout.isatty() else None
+        is_folded = sys.stdout.isatty() and not is_dumb()
+        self._width = shutil.get_terminal_size().columns - 1 if is_folded else None
         self._column = self._word_width = 0
         self._word = self._begin = ""  # the last word, and what the line begins with
         self._is_code = False
@@ -221,7 +227,7 @@ def leave_on_interrupt() -> Iterator[None]:
         return
 
     def leave(*_: object) -> None:
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not is_dumb():
             os.write(2, b"\x1b[?25h\r\x1b[K")  # the cursor, which a progress bar hides
         os._exit(130)
 

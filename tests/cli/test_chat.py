@@ -654,12 +654,12 @@ HIDDEN, SHOWN = "\x1b[?25l", "\x1b[?25h"  # the cursor
 class Terminal:
     """A chat at a pseudo-terminal."""
 
-    def __init__(self, tmp_path, *arguments):
+    def __init__(self, tmp_path, *arguments, term="xterm"):
         self.master, slave = pty.openpty()
         environment = {
             **os.environ,
             "XDG_STATE_HOME": str(tmp_path),
-            "TERM": "xterm",
+            "TERM": term,
             "COLUMNS": "200",
             "PROMPT_TOOLKIT_NO_CPR": "1",
         }
@@ -716,8 +716,8 @@ class Terminal:
 def terminal(tmp_path):
     opened = []
 
-    def start(*arguments):
-        opened.append(Terminal(tmp_path, *arguments))
+    def start(*arguments, **settings):
+        opened.append(Terminal(tmp_path, *arguments, **settings))
         return opened[-1]
 
     yield start
@@ -745,6 +745,17 @@ def test_terminal_ctrl_c_and_ctrl_d(terminal):
     t.wait_for("Goodbye.")
     assert t.process.wait(timeout=10) == 0
     assert "Traceback" not in t.seen
+
+
+def test_a_terminal_without_escape_sequences(terminal):
+    t = terminal("-n", "5", "--show-drafts", term="dumb")
+    t.wait_for("> ")
+    t.send(f"{QUESTION}\n")
+    t.wait_for("tokens per step")
+    t.wait_for("> ")
+    t.send("\x04")
+    t.wait_for("Goodbye.")
+    assert t.process.wait(timeout=10) == 0 and "\x1b" not in t.seen and "Traceback" not in t.seen
 
 
 def test_terminal_binary_garbage(terminal, tmp_path):
