@@ -33,6 +33,8 @@ def fetch(name: str, on_progress: Progress | None = None) -> Path:
     progress = on_progress or (lambda what, done, total: None)
     wanted = hub.read_name(name)
     if wanted.file is not None:
+        if hub.locate(wanted) is None:
+            hub.ask(wanted.repo)  # fails immediately without a network, while a download tries for half a minute
         files = [hub.HubFile(part, 0) for part in hub.parts_of(wanted.file)]
     else:
         try:

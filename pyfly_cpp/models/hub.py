@@ -228,6 +228,7 @@ def snapshot(folder: Path) -> Path | None:
 
 def refusal(name: str, error: Exception) -> PyflyError:
     """The error of huggingface_hub, as one sentence."""
+    from huggingface_hub import constants
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     if isinstance(error, GatedRepoError):
@@ -239,9 +240,10 @@ def refusal(name: str, error: Exception) -> PyflyError:
     is_local = isinstance(error, LocalEntryNotFoundError)
     if is_local or is_of_connection(error):
         why = (error.__cause__ or "offline") if is_local else error
+        remedy = "unset HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else "check the network"
         return PyflyError(
-            f"the hub cannot be reached ({_first_line(why)}), and {name!r} is not here; check the network, or give "
-            "--model the path of a file."
+            f"the hub cannot be reached ({_first_line(why)}), and {name!r} is not here; {remedy}, or give --model the "
+            "path of a file."
         )
     return PyflyError(f"the hub did not give {name!r}: {_first_line(error)}")
 

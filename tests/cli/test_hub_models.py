@@ -99,13 +99,17 @@ def test_no_such_file(hub, tmp_path):
     assert "the hub did not give 'hf:owner/repo/other.gguf'" in line
 
 
-def test_no_network(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    code, _, err = fetch(tmp_path, "http://127.0.0.1:9")
+@pytest.mark.parametrize(
+    ("offline", "name", "remedy"),
+    [("1", "hf:owner/repo", "unset HF_HUB_OFFLINE"), ("0", "hf:owner/repo/tiny.gguf", "check the network")],
+)
+def test_no_network(tmp_path, monkeypatch, offline, name, remedy):
+    monkeypatch.setenv("HF_HUB_OFFLINE", offline)
+    code, _, err = fetch(tmp_path, "http://127.0.0.1:9", name)
     assert code == 1 and "Traceback" not in err
     (line,) = err.splitlines()
     assert line.startswith("Error: the hub cannot be reached (")
-    assert line.endswith("is not here; check the network, or give --model the path of a file.")
+    assert line.endswith(f"is not here; {remedy}, or give --model the path of a file.")
 
 
 def command(home, url, *arguments):
