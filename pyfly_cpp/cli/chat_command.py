@@ -21,7 +21,7 @@ from pyfly_cpp.cli.conversation import Conversation
 from pyfly_cpp.cli.drafts import legend, marked, use_colour
 from pyfly_cpp.cli.headings import Formatter, HeadedCommand
 from pyfly_cpp.cli.kinds import DRAFTER
-from pyfly_cpp.cli.loading import MODEL_ARGUMENT, is_full, reading
+from pyfly_cpp.cli.loading import MODEL_ARGUMENT, NO_TEMPLATE, is_full, reading
 from pyfly_cpp.cli.options import Options, shared_options
 from pyfly_cpp.cli.reader import COMMANDS, LEAVING, MessageReader, make_reader, quoted
 from pyfly_cpp.cli.terminal import AnswerWriter, folded, note, unseen_typing, warn, write, write_marked
@@ -171,7 +171,7 @@ class ChatLoop:
         else:
             note(f"drafts: {' and '.join(map(str, llm.resolved.drafters))}; gate: {self._gate_in_short()}")
         if not models.formats_chats(llm):
-            warn("this model has no chat template and may not be made for chat; --chat-format names one")
+            warn(NO_TEMPLATE)
         if self._show_drafts:
             click.echo(legend(self._colour), err=True, color=self._colour or None)
         if self.interactive:

@@ -17,9 +17,9 @@ from pyfly_cpp.cli import prompt_cache as cache
 from pyfly_cpp.cli.headings import HeadedCommand, more
 from pyfly_cpp.cli.hints import one_prompt
 from pyfly_cpp.cli.kinds import FILE
-from pyfly_cpp.cli.loading import Models, is_full, reading
+from pyfly_cpp.cli.loading import NO_TEMPLATE, Models, is_full, reading
 from pyfly_cpp.cli.options import Options, shared_options
-from pyfly_cpp.cli.terminal import note, write
+from pyfly_cpp.cli.terminal import note, warn, write
 from pyfly_cpp.cli.text import SOME_TEXT, TEXT, piped_text
 from pyfly_cpp.decoding.data import drafter_as_data
 from pyfly_cpp.errors import ArgumentError, ContextFullError
@@ -89,6 +89,8 @@ def command(
                     "the model's file has no chat template for --system; name a format with --chat-format, or leave "
                     "--system out."
                 )
+        if chat and not options.models.formats_chats(llm):
+            warn(NO_TEMPLATE)
         if prompt_cache is not None:
             cache.load(Path(prompt_cache), llm)
         request = {**options.request(), "stop": list(stop), "grammar": rules}

@@ -61,6 +61,7 @@ T = TypeVar("T")
 
 DEFAULT_N_CTX = 4096
 _LEAST_N_CTX = 256
+NO_TEMPLATE = "this model has no chat template and may not be made for chat; --chat-format names one"
 NOT_SAFE = "not for open networks: there is no encryption and no password"
 
 _DRAFTER_OPTIONS = options_of(DRAFTERS.values())

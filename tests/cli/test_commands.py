@@ -299,6 +299,9 @@ def test_complete_answers_by_the_chat_template_if_there_is_one(run, tmp_path):
     assert ask("-m", TARGET) == answered
     assert ask("-m", bare) == continued
     assert ask("-m", bare, "--chat-format", "chatml")[2] and ask("-m", bare, "--chat")[2]
+    for flag in ("--chat", "--raw"):
+        said = run("complete", "-m", bare, *ONE_THREAD, flag, "-n", 2, "How?").err
+        assert ("no chat template" in said) == (flag == "--chat")
     with_system = ask("-m", TARGET, "--system", "Be brief.")
     assert with_system[1] > answered[1]
     refused = run("complete", "-m", bare, *ONE_THREAD, "--system", "Be brief.", "How?")
