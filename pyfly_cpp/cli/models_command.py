@@ -135,7 +135,7 @@ def pair(target: str | None, as_json: bool) -> None:
     elif models.locate(target) is None and not os.path.exists(target) and (known := published_pair(target)):
         _show_published(known, as_json)
         if not as_json:
-            _suggest_own_draft("FILE", "A model of type F16 or Q8_0")
+            _suggest_own_draft("FILE", "A model of type F16")
     else:
         try:
             file = models.resolve_model(target)

@@ -196,7 +196,7 @@ def _options(in_chat: bool) -> list[Declared]:
     return [
         acceptance("--gate", type=GATE,
                    help=f"{examples(combined=False)}. exact: the same answer as without drafts, also when sampling. "
-                   "stochastic: same probabilities. All others can change answers. Several at once: "
+                   "stochastic: same probabilities. All others can change answers. Several together: "
                    "all(margin:0.3,exact-first:8).  [default: the preset's, or exact]"),
         *(_sampling_option(name, in_chat) for name in _SAMPLING),
         drafting("--adaptive/--no-adaptive", default=None,

@@ -186,7 +186,7 @@ def why_all(gate: Gate, draft_max: int) -> str | None:
 
 
 _ADVISED_MARGIN = 0.3
-"""The largest margin, in nats, that the rule's author advises. At it we lost 5 points of accuracy (docs/answers.md)."""
+"""The largest margin, in nats, that the gate's author advises. At it we lost 5 points of accuracy (docs/answers.md)."""
 
 
 def why_beyond(gate: Gate, draft_max: int) -> str | None:
@@ -197,7 +197,7 @@ def why_beyond(gate: Gate, draft_max: int) -> str | None:
         return None
     share = 100 * math.exp(-nodes[0].threshold)
     return (
-        f"the gate {gate} accepts tokens down to {share:.2g}% as likely as the model's own choice; the rule's author "
+        f"the gate {gate} accepts tokens down to {share:.2g}% as likely as the model's own choice; the gate's author "
         f"advises a margin of at most {written(_ADVISED_MARGIN)}, and `pyfly-cpp eval` measures the accuracy that this "
         "costs."
     )
