@@ -250,9 +250,9 @@ def try_kernels(choice: str | None, bar: Bar) -> None:
     `kernels.require_choice`, which raises the same."""
     if kernels.require_choice(choice) == "stock" or not kernels.is_untried():
         return
-    bar.update("trying the kernels on this machine, once", 0, None)
+    bar.update("trying the kernels on this machine, once (a few seconds)", 0, None)
     if not sys.stderr.isatty():
-        note("Trying the kernels on this machine, once.")
+        note("Trying the kernels on this machine, once (a few seconds).")
     kernels.verdict()
 
 
