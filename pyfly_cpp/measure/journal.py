@@ -24,7 +24,7 @@ from typing import Any
 
 from pyfly_cpp.engine.stats import Stats, Step
 from pyfly_cpp.machine.cache import kept_path
-from pyfly_cpp.machine.files import OutputError, only_writer, write_atomically
+from pyfly_cpp.machine.files import OutputError, only_writer, resumable, write_atomically
 from pyfly_cpp.machine.prompt_sets import BenchPrompt
 from pyfly_cpp.machine.rows import Row, read_lines_so_far
 from pyfly_cpp.measure.generator import Generated
@@ -44,7 +44,12 @@ class Lines:
             os.truncate(path, length)
 
     def append(self, row: Mapping[str, Any]) -> Row:
-        """Returns the row as a later start will read it."""
+        """Returns the row as a later start will read it. Raises OutputError if the disk is full."""
+        with resumable(self._path):
+            return self.begin(row)
+
+    def begin(self, row: Mapping[str, Any]) -> Row:
+        """Appends the first row, of a run that may go without the file: a full disk is an OSError."""
         line = _as_line(row)
         with open(self._path, "ab") as file:
             file.write(line)
@@ -131,7 +136,7 @@ class Journal:
                 )
         lines = Lines(self._path, force)
         if not there:
-            lines.append({"identity": wanted})
+            lines.begin({"identity": wanted})
         return lines
 
     def restore(self, prompts: Sequence[BenchPrompt]) -> int:

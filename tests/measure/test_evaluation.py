@@ -52,6 +52,23 @@ def table_without_time(lines):
     return table
 
 
+def test_a_full_disk_names_the_file_and_is_resumed(tmp_path):
+    resource = pytest.importorskip("resource")
+    lines = journal.Lines(tmp_path / "items.jsonl")
+    lines.append({"n": 1})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(OutputError, match=r"items\.jsonl .*same command"):
+            lines.append({"long": "x" * 200})
+        with pytest.raises(OSError):  # a benchmark can be measured without it
+            journal.Journal(tmp_path / "b.part", {"long": "x" * 200}, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    again = journal.Lines(tmp_path / "items.jsonl")
+    assert again.rows == [{"n": 1}] and again.append({"n": 2}) == {"n": 2}
+
+
 def test_a_run(data, generator, tmp_path):
     seen = []
     lines = evaluation.run(
