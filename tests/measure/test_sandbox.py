@@ -364,6 +364,16 @@ def test_other_files_are_not_even_there(contained, victim):
     assert contained(f"import os\nfor path in {hidden!r}: assert not os.path.exists(path), path").passed
 
 
+def test_next_to_the_interpreter_nothing_else_is_there(contained):
+    """Its prefix may be a whole home folder."""
+    if sys.base_prefix.startswith(("/usr", "/nix", "/gnu")):
+        pytest.skip("the system's own interpreter")
+    places = [entry.path for entry in os.scandir(sys.base_prefix) if entry.name not in ("lib", "lib64", "bin")]
+    python = os.path.realpath(sys.executable)
+    places += [entry.path for entry in os.scandir(os.path.dirname(python)) if entry.path != python]
+    assert places and contained(f"import os\nfor path in {places!r}: assert not os.path.exists(path), path").passed
+
+
 def test_the_system_is_read_only(contained):
     places = ["/x", "/usr/x", "/limited.py", os.path.join(sys.base_prefix, "x")]
     code = (

@@ -1,7 +1,7 @@
 """Runs Python that a model wrote, in a child process under limits that is always ended.
 
 `run_program(source)` gives an empty folder, and limits on CPU time, memory, file size and wall time. Bubblewrap
-(`bwrap`, Linux) contains the program: it sees the interpreter, the system's libraries and a small tmpfs, but no other
+(`bwrap`, Linux) contains the program: it sees the interpreter, its libraries, `/usr` and a small tmpfs, but no other
 file, no network and no other process. Without bubblewrap nothing is run unless the caller asks for `"none"`: limits
 alone, under which a program can read and change the user's files, reach the network and forge its verdict.
 
@@ -25,6 +25,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
@@ -167,7 +168,9 @@ def _command(containment: Containment, folder: str, limits: Limits) -> list[str]
     command += ["--die-with-parent", "--new-session", "--size", str(4 * limits.file_bytes), "--tmpfs", _INSIDE]
     command += ["--dev-bind", os.devnull, os.devnull]  # --dev would come with a tmpfs of any size
     visible = ["/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/nix/store", "/gnu/store"]
-    for path in (*visible, sys.base_prefix, sys.base_exec_prefix, os.path.dirname(python[0])):
+    # Not the prefix, which may be a home folder.
+    library = [sysconfig.get_path(name, vars={"platbase": sys.base_exec_prefix}) for name in ("stdlib", "platstdlib")]
+    for path in (*visible, python[0], *library, os.path.join(sys.base_exec_prefix, "lib")):
         command += ["--ro-bind-try", path, path]
     command += ["--ro-bind", str(_PROGRAM), "/limited.py", "--remount-ro", "/", "--chdir", _INSIDE, "--"]
     return [*command, *python, "/limited.py", json.dumps(asdict(limits)), _INSIDE]
