@@ -729,7 +729,7 @@ def test_doctor_names_the_difference(run, tmp_path):
 def test_lookup_texts_and_memory(run, tmp_path):
     text, memory = tmp_path / "text.md", tmp_path / "answers.bin"
     text.write_text("Natalia sold clips to 48 of her friends in April.\n" * 20)
-    options = ("--drafter", "lookup", "--no-adaptive", "--json")
+    options = ("--drafter", "lookup", "--min-ngram-size", 2, "--no-adaptive", "--json")
 
     def drafted(*more):
         return json.loads(complete(run, *options, *more, "Natalia sold clips to").out)["stats"]["drafted"]
