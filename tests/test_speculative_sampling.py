@@ -320,16 +320,16 @@ def test_logits_that_are_not_finite_once_divided(gate):
         engine.begin(PROMPT, 0, sampler(5, 1e-40))
         found = set()
         while len(found) < 2:
-            engine.round()
+            engine.step()
             found.update(token for _, token in engine.tokens())
         assert found == {0, 1}
         target["row"] = rows["small"]
         with pytest.raises(NotFiniteError, match="raise the temperature"):
-            engine.round()
+            engine.step()
         for k in (0, 3):
             engine.configure(gate, Window(0), [(drafter, k)])
             engine.begin(PROMPT, 0, sampler(5, 0.7))
-            assert engine.round() >= 1
+            assert engine.step() >= 1
             engine.end()
 
 

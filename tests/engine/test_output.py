@@ -194,7 +194,7 @@ def test_the_most_probable_of_large_rows(n_vocab, n_top):
 
 def test_how_completions_lay_out_log_probabilities():
     tokens = [Token(0, "a"), Token(1, "", (-1.0, [(3, -0.5), (4, -0.7)])), Token(2, "\u20ac", (-2.0, [(3, -0.1)]))]
-    assert completion_logprobs(tokens, 10, lambda token: "x" if token > 2 else "y") == {
+    assert completion_logprobs(tokens, 10, lambda token: "x" if token > 2 else "") == {
         "tokens": ["a", "", "\u20ac"],
         "text_offset": [10, 11, 11],
         "token_logprobs": [None, -1.0, -2.0],
