@@ -95,15 +95,17 @@ class Target:
     def _read(
         self, tokens: Sequence[int], prompt: Prompt, n: int, setting: Decoding, ends: Callable[[list[Record]], bool]
     ) -> list[Record]:
-        """The same, until `ends`, which is shown the records so far, is true."""
+        """The same, until `ends` is true, which is shown each beginning of the records: a reader may be late."""
         request = request_for(self.batch.llama, Prompt(tuple(tokens), prompt.stop), n, 0.0)
         handle = self.batch.write(request, decoding=setting, trace=True)
-        seen = list[Record]()
+        n_shown = 0
         for _ in handle:
-            seen = request.records[:]
-            if ends(seen):
-                handle.cancel()
-                return seen
+            made = request.records[:]
+            for n in range(n_shown + 1, len(made) + 1):
+                if ends(made[:n]):
+                    handle.cancel()
+                    return made[:n]
+            n_shown = len(made)
         return request.records
 
     def finished(self, tokens: list[int], prompt: Prompt, n: int, rest: Sequence[int], rejoin: int) -> list[int]:
@@ -129,7 +131,8 @@ class Target:
         if n == 1:
             return [], None
         setting = replace(MEASURES, draft_max=self.k)
-        seen = self._read(tokens, prompt, n, setting, lambda seen: seen[-1].round > seen[0].round)
+        few = min(n, self.k + 2)  # the step, and one token of the next, also if it is cancelled late
+        seen = self._read(tokens, prompt, few, setting, lambda seen: seen[-1].round > seen[0].round)
         step = [one for one in seen if one.round == seen[0].round]
         if step[0].position != len(tokens):
             raise RuntimeError(f"the first step has position {step[0].position}, not {len(tokens)}")
