@@ -346,7 +346,7 @@ def named(lines: Sequence[Row], part: str, names: Mapping[str, str]) -> list[Row
 
 def read_study(folders: Sequence[Path]) -> tuple[dict[str, Any], list[Row]]:
     """Conditions and lines of all chunks; with another seed an item is another one, of the same group. Of several
-    requests at once, a rule that has not answered all of a chunk is left out of it: what is finished first is not
+    requests at a time, a rule that has not answered all of a chunk is left out of it: what is finished first is not
     typical. Raises DataError."""
     conditions: dict[str, Any] = {}
     lines: list[Row] = []
@@ -554,7 +554,7 @@ def main() -> None:
     one.add_argument("--limit", nargs="+", default=[], metavar="PART=N", help="other numbers of items, M:N: from M on")
     one.add_argument("--k", type=int, default=8, help="tokens drafted in a step (default 8)")
     one.add_argument("--governed", action="store_true", help="the governor says how many, as shipped")
-    one.add_argument("--parallel", type=int, default=1, help="requests at once (default 1)")
+    one.add_argument("--parallel", type=int, default=1, help="requests at a time (default 1)")
     one.add_argument("--race", type=int, metavar="N", help="drop what surely loses after N items of code and maths")
     one.add_argument("--minutes", type=float, help="begin no chunk when so many minutes have passed")
     one.add_argument("--temperature", type=float, default=0.0)

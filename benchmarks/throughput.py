@@ -1,4 +1,4 @@
-"""Throughput of several requests at once: against one at a time, against what the costs of this very run allow, and
+"""Throughput of several requests together: against one at a time, against what the costs of this very run allow, and
 against llama.cpp's own server.
 
     python benchmarks/throughput.py --target MODEL --prompts FILE... [--draft DRAFT] [--parallel 1,8,16]
@@ -181,7 +181,7 @@ def measure(words: Sequence[str]) -> tuple[argparse.Namespace, list[dict[str, An
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_arguments(parser, tokens=160)
     parser.add_argument("--draft", help="draft model, for ways draft:K and draft:governed")
-    parser.add_argument("--parallel", default="1,8,16", help="requests at once")
+    parser.add_argument("--parallel", default="1,8,16", help="requests at a time")
     parser.add_argument(
         "--ways",
         default="plain",
@@ -190,7 +190,7 @@ def measure(words: Sequence[str]) -> tuple[argparse.Namespace, list[dict[str, An
     parser.add_argument("--repeats", type=int, default=2, help="turns; each takes its share of the prompts")
     parser.add_argument("--chunk", type=int, default=None, help="prompt tokens in a step while others run")
     parser.add_argument("--server", help="llama-server of llama.cpp")
-    parser.add_argument("--server-parallel", help="requests at once for llama-server (default: those of --parallel)")
+    parser.add_argument("--server-parallel", help="requests at a time for llama-server (default: those of --parallel)")
     args = parser.parse_args(words)
     args.server_parallel = [int(n) for n in (args.server_parallel or args.parallel).split(",")]
     args.parallel = [int(n) for n in args.parallel.split(",")]

@@ -330,7 +330,7 @@ class Slot:
         """Ends the request; the target's memory keeps its first n_keep positions, or, -1, what it holds of the
         committed tokens."""
         error = failure(lib.pyfly_batch_end, self._pointer, self.number, n_keep)
-        # Not where a signal handler's exception has come instead: then it can be ended again.
+        # Not if a signal handler's exception has come instead: then it can be ended again.
         self._sampler = None
         self.take_failure = _no_failure
         self.has_request = False

@@ -34,7 +34,7 @@ class Governor:
     acceptance_at_depth: tuple[tuple[str, tuple[float, ...]], ...] = ()
     """Estimated probability that a draft is accepted, given that those before it are; by drafter, first depth first."""
     rounds_at: tuple[int, ...] = ()
-    """How often a draft length of 0, 1, 2, ... was chosen since the drafters were set: once a step, and once more where
+    """How often a draft length of 0, 1, 2, ... was chosen since the drafters were set: once a step, and once more if
     a window is given up because nothing is drafted."""
 
     @classmethod

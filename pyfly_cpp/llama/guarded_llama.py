@@ -54,7 +54,7 @@ _SAMPLE = inspect.signature(llama_cpp.Llama.sample)
 
 _quiet_load = threading.RLock()
 """Held while a model loads with verbose=False: llama-cpp-python leads the process's stdout and stderr away and back
-again, and where a second thread begins in between, they do not come back."""
+again, and if a second thread begins in between, they do not come back."""
 
 
 def _renew_quiet_load() -> None:
@@ -93,7 +93,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
     spm_infill: bool
     cache: Any
 
-    n_parallel = 1  # requests at once
+    n_parallel = 1  # requests at a time
     _close_waits = False
     """Whether `close` waits for threads that tokenize."""
     _n_ctx_of_request = 0

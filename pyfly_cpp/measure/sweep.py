@@ -75,7 +75,7 @@ class Point:
         """Speed over that of exact decoding."""
         return 1.0 if self.summary.speedup_exact is None else self.summary.speedup_exact.estimate
 
-    def is_surely_faster(self, n_others: int) -> bool:
+    def is_clearly_faster(self, n_others: int) -> bool:
         """Whether the whole interval of its speed is above that of exact, if the fastest of `n_others` thresholds is
         looked for, itself included; not known (no) with few prompts."""
         gain = self.summary.speedup_exact
@@ -100,11 +100,11 @@ def points_of(measured: Sequence[Measured], gates: Iterable[Gate]) -> list[Point
 
 
 def fastest(points: Sequence[Point], least_agreement: float) -> Point:
-    """The fastest threshold of those that agree so much and are surely faster than exact decoding; else exact. The
+    """The fastest threshold of those that agree so much and are clearly faster than exact decoding; else exact. The
     more of them agree so much, the surer each must be, so that no more than one choice of 40 is due to chance."""
     exact, *others = points
     agreeing = [one for one in others if one.agreement.estimate >= least_agreement]
-    able = [one for one in agreeing if one.is_surely_faster(len(agreeing))]
+    able = [one for one in agreeing if one.is_clearly_faster(len(agreeing))]
     return max(able, key=lambda one: one.speedup, default=exact)
 
 

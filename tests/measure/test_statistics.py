@@ -1,4 +1,4 @@
-"""Against scipy, and by simulation where a property is claimed."""
+"""Against scipy, and by simulation if a property is claimed."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_a_sweep_is_a_picture(swept):
     assert plot.plot(rows, "Speed", points).startswith(b"\x89PNG")
 
 
-def test_the_fastest_that_agrees_enough_is_surely_faster_than_exact(swept):
+def test_the_fastest_that_agrees_enough_is_clearly_faster_than_exact(swept):
     rows, _ = swept
     one = summarise(rows)[0]
 
