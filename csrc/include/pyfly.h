@@ -51,9 +51,9 @@ const char * pyfly_llama_headers(void);
 /* Instruction set of the row statistics on this machine: "avx512", "avx2" or "baseline". Static storage. */
 const char * pyfly_simd_level(void);
 
-/* Asked now and then, at most every 50 ms, by what takes long (measuring, evaluating again, drafters that catch up), in
- * the thread that called: another value than 0 ends it with PYFLY_STATUS_CALLBACK. For the whole process; NULL: nobody
- * is asked. */
+/* Asked now and then, at most every 50 ms, by what takes long (measuring, evaluating again, drafters that catch up,
+ * reading a prompt on a CPU), in the thread that called: another value than 0 ends it with PYFLY_STATUS_CALLBACK. For
+ * the whole process; NULL: nobody is asked. */
 typedef int32_t (*pyfly_stop_callback)(void);
 void pyfly_set_stop(pyfly_stop_callback stop);
 

@@ -4,6 +4,7 @@
 
 #include "error.h"
 #include "sequence_trial.h"
+#include "stop.h"
 
 namespace pyfly {
 
@@ -12,6 +13,10 @@ namespace {
 // Of kept checkpoints: at most so many of a sequence, and of all together at most this part of the weights' size. A
 // state of Qwen3.5-4B has 50 MB, its weights in Q4_K_M 2.5 GB: twelve.
 constexpr size_t n_checkpoints = 16, share_of_checkpoints = 4;
+
+// Tokens without rows from which on a batch is interrupted. 64 of a 7B take 2 s on two cores; a step is not lost for
+// less.
+constexpr size_t worth_interrupting = 64;
 
 } // namespace
 
@@ -124,6 +129,25 @@ int32_t LlamaModel::compute(const llama_batch & batch, int32_t (*function)(llama
     return code;
 }
 
+// llama_decode, which ends early where the caller wants no more: it then gives 2, and `stopped` says why. llama.cpp
+// asks between the operations of a graph, on this thread, where the backend is the CPU. A callback that somebody else
+// has set by llama_set_abort_callback is gone after it: llama.cpp does not tell whether there is one.
+int32_t LlamaModel::compute_wanted(const llama_batch & batch, std::optional<Error> & stopped) {
+    const auto is_unwanted = [](void * data) {
+        try {
+            require_wanted();
+            return false;
+        } catch (const Error & error) {
+            static_cast<std::optional<Error> *>(data)->emplace(error);
+            return true;
+        }
+    };
+    llama_set_abort_callback(context_, is_unwanted, &stopped);
+    const int32_t code = compute(batch, llama_decode);
+    llama_set_abort_callback(context_, nullptr, nullptr);
+    return code;
+}
+
 // Evaluates some of the spans in one batch and waits for the result.
 void LlamaModel::decode(const std::vector<Span> & spans, const SpanGroup & group) {
     size_t n = 0;
@@ -170,8 +194,11 @@ void LlamaModel::decode(const std::vector<Span> & spans, const SpanGroup & group
     batch.seq_id = seq_ids_.data();
     batch.logits = outputs_.data();
     begin_batch(n);
-    const int32_t code = compute(batch, llama_decode);
-    if (code == 0) {
+    std::optional<Error> stopped;
+    const bool is_interruptible =
+        group.size() == 1 && std::min(spans[group[0]].first_row, spans[group[0]].n) >= worth_interrupting;
+    const int32_t code = is_interruptible ? compute_wanted(batch, stopped) : compute(batch, llama_decode);
+    if (code == 0 && !stopped) {
         for (const size_t s : group) {
             if (is_recurrent_) {
                 at(spans[s].sequence).rewind->evaluated(spans[s].n);
@@ -195,6 +222,9 @@ void LlamaModel::decode(const std::vector<Span> & spans, const SpanGroup & group
         for (const size_t s : group) {
             llama_memory_seq_rm(memory(), spans[s].sequence, static_cast<llama_pos>(spans[s].n_past), -1);
         }
+    }
+    if (stopped) {
+        throw *stopped;
     }
     const char * why = code == 1    ? "no room in its KV cache for this batch; raise {n_ctx}"
                        : code == 2  ? "the decode was aborted"

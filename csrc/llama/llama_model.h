@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "error.h"
 #include "llama.h"
 #include "model.h"
 #include "rewind.h"
@@ -95,6 +96,7 @@ class LlamaModel : public Model {
     void decode(const std::vector<Span> & spans, const SpanGroup & group);
     void resize_batch(size_t n);
     int32_t compute(const llama_batch & batch, int32_t (*function)(llama_context *, llama_batch));
+    int32_t compute_wanted(const llama_batch & batch, std::optional<Error> & stopped);
 
     llama_context * context_;
     ThreadPool * threads_;

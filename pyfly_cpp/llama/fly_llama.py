@@ -75,8 +75,10 @@ class FlyLlama(DraftingLlama):
 
     What a caller may notice besides: `draft_model=` does not switch `logits_all` on, so `scores` stays empty. While a
     logits processor runs, `n_tokens` is what it was before the step, and the object cannot be used; the tokens are the
-    processor's argument. Completions call no `generate`, `sample` or `detokenize` that a subclass overrides. An
-    argument or attribute that nothing reads is a ValueError, but for arguments that `llama_cpp.Llama` had once.
+    processor's argument. Completions call no `generate`, `sample` or `detokenize` that a subclass overrides. Ctrl-C
+    ends the reading of a prompt on a CPU within a tenth of a second or so, by llama.cpp's abort callback; one of your
+    own is gone then. An argument or attribute that nothing reads is a ValueError, but for arguments that
+    `llama_cpp.Llama` had once.
     """
 
     _closes_at_exit = True

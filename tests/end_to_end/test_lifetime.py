@@ -14,6 +14,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import llama_cpp
@@ -121,6 +122,35 @@ def test_steps_that_are_interrupted_do_not_count(target):
         signal.signal(signal.SIGALRM, before)
         fly.close()
     assert n_interrupted > 5
+
+
+@pytest.mark.parametrize("kind", ["tiny_target_f32", "tiny_qwen35"])
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="a system without timers")
+def test_ctrl_c_does_not_wait_for_a_long_batch(kind, request):
+    """Nothing of the batch is held then, and the next request is right."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    options = {**OPTIONS, "n_ctx": 3072, "n_batch": 3072, "n_ubatch": 3072}
+    prompt = np.random.default_rng(3).integers(300, 1000, size=3000).tolist()
+    with FlyLlama(request.getfixturevalue(kind), **options) as fly:
+        began = time.process_time()
+        right = next(fly.generate(prompt[:1500], temp=0.0))
+        of_half = time.process_time() - began
+        fly.reset()
+        before = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.02)
+            began = time.process_time()
+            with pytest.raises(KeyboardInterrupt):
+                next(fly.generate(prompt, temp=0.0))
+            assert time.process_time() - began < of_half
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        assert llama_cpp.llama_memory_seq_pos_max(fly._ctx.memory, 0) == -1
+        assert next(fly.generate(prompt[:1500], temp=0.0)) == right
 
 
 # ---- Samplers that Python wrote --------------------------------------------------------------------------------------
