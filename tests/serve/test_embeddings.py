@@ -110,9 +110,11 @@ def test_far_too_long(embedding):
 
 
 def test_a_server_without(server):
+    counted = server.service.metrics.requests.labels(PATH, 501)._value
+    before = counted.get()
     error = server.post(PATH, input="a")
     assert error.status_code == 501 and "--embeddings" in error.json()["error"]["message"]
-    counted = server.service.metrics.requests.labels(PATH, 501)._value
+    until(lambda: counted.get() == before + 1)  # after the answer
     before, client = counted.get(), server.openai(max_retries=2)
     with pytest.raises(pytest.importorskip("openai").APIStatusError):
         client.embeddings.create(model="tiny", input="a")
