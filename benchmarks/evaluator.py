@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import json
+import struct
 import sys
 import time
 from collections.abc import Sequence
@@ -25,6 +26,29 @@ from pyfly_cpp.measure.proving import compare_with_alone
 
 MOST_BATCH = 512
 """Tokens of a batch; longer beginnings are read in several."""
+_UNKNOWN_STATE = "The cache of this model cannot be filled; leave out --fill."
+
+
+def repeated(state: bytes, n_cells: int, n: int) -> bytes:
+    """The state of a sequence (llama_kv_cache::state_write of llama.cpp, V not transposed) with n cells, at positions 0
+    to n - 1, that hold what its first n_cells cells hold, again and again."""
+    at, out = 16, [state[:12], struct.pack("<I", n)]  # magic, sequence, streams; cells
+    if state[4:16] != struct.pack("<iII", 0, 1, n_cells):
+        raise SystemExit(_UNKNOWN_STATE)
+    out += [struct.pack("<iIi", position, 1, 0) for position in range(n)]  # its sequences: one, 0
+    at += 12 * n_cells
+    is_transposed, n_layers = struct.unpack_from("<II", state, at)
+    out.append(state[at : at + 8])
+    at += 8
+    for _ in range(0 if is_transposed else 2 * n_layers):  # keys, then values
+        (n_bytes,) = struct.unpack_from("<Q", state, at + 4)  # of a cell, behind the type
+        out.append(state[at : at + 12])
+        cells = state[at + 12 : at + 12 + n_bytes * n_cells]
+        out += [cells] * (n // n_cells) + [cells[: n_bytes * (n % n_cells)]]
+        at += 12 + n_bytes * n_cells
+    if at != len(state):
+        raise SystemExit(_UNKNOWN_STATE)
+    return b"".join(out)
 
 
 class Evaluator:
@@ -49,16 +73,28 @@ class Evaluator:
             self._evaluate(self._tokens[i : min(i + MOST_BATCH, n)], i)
         self._n_read = n
 
+    def fill(self, n: int) -> None:
+        """As `read`, in no time: what a first batch has left in the cache stands there again and again. A batch behind
+        it takes as long as behind tokens that were read: no step of attention depends on what a cell holds."""
+        self.read(min(n, MOST_BATCH))
+        if n > MOST_BATCH:
+            self._take(repeated(self._state(), MOST_BATCH, n), n)
+
     def save(self, path: str) -> None:
         """Writes what it has read, as it stands in its cache."""
-        self._forget(self._n_read)
-        state = (ctypes.c_uint8 * llama_cpp.llama_state_seq_get_size(self._llm.ctx, 0))()
-        llama_cpp.llama_state_seq_get_data(self._llm.ctx, state, len(state), 0)
-        Path(path).write_bytes(state)
+        Path(path).write_bytes(self._state())
 
     def restore(self, path: str, n: int) -> None:
         """Takes what another one has read: n tokens."""
-        data = Path(path).read_bytes()
+        self._take(Path(path).read_bytes(), n)
+
+    def _state(self) -> bytes:
+        self._forget(self._n_read)
+        state = (ctypes.c_uint8 * llama_cpp.llama_state_seq_get_size(self._llm.ctx, 0))()
+        llama_cpp.llama_state_seq_get_data(self._llm.ctx, state, len(state), 0)
+        return bytes(state)
+
+    def _take(self, data: bytes, n: int) -> None:
         state = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
         if llama_cpp.llama_state_seq_set_data(self._llm.ctx, state, len(state), 0) == 0:
             raise SystemExit("llama.cpp could not restore a cache; lower --behind.")

@@ -1,14 +1,16 @@
 """What a batch costs by its number of tokens: llama.cpp's kernels against ours.
 
     python benchmarks/kernels.py --model MODEL [--as Q4_K_M,Q6_K,...] [--rows 1,2,3,4,6,8,12,16,32] [--behind 16,8000]
-        [--cache q8_0] [--repeats 7] [--threads N] [--gpu-layers N] [--changes] [--apart] [--record FILE.json.gz]
+        [--cache q8_0] [--fill] [--repeats 7] [--threads N] [--gpu-layers N] [--changes] [--apart]
+        [--record FILE.json.gz]
     python benchmarks/kernels.py --attention 1024 [--repeats 7] [--threads N]
 
 The same model is loaded twice, with kernels="stock" and "auto", both with flash attention, each in a process of its own
 (`evaluator.py`). Both evaluate batches of the same random tokens behind the same beginning, in turns, so that whatever
 else the machine does slows both alike. Times are medians; the ratio is the median of the ratios of neighbours in time,
 with its range. --behind has a table for each length of the beginning, in ascending order: our kernels read it, and the
-other side gets what they have left in the cache. --cache is the type of K and V. The last lines of a table compare the
+other side gets what they have left in the cache. With --fill only 512 tokens are read, and the cache has them as often
+as they fit: for long beginnings of large models. --cache is the type of K and V. The last lines of a table compare the
 logits of tokens that were evaluated alone with those of the same tokens in batches. --apart loads one after the other,
 for models that do not fit in memory twice; each then reads the beginning itself.
 
@@ -77,18 +79,20 @@ class Side(Child):
 
 def measure(
     model: str, *, rows: Sequence[int] = ROWS, behind: Sequence[int] = (16,), repeats: int, threads: int,
-    cache: str = "f16", gpu_layers: int = 0, apart: bool = False, speed_of_memory: Callable[[], float] | None = None,
+    cache: str = "f16", gpu_layers: int = 0, apart: bool = False, fill: bool = False,
+    speed_of_memory: Callable[[], float] | None = None,
 ) -> list[Costs]:  # fmt: skip
     """The costs behind each beginning, in ascending order, of a model with both choices of kernels. `memory` is
     measured if both are loaded at once."""
     lengths = sorted(behind)
     how = (model, lengths[-1] + max(rows), threads, cache, gpu_layers)
-    out = [{"model": Path(model).name, "behind": n, "cache": cache} for n in lengths]
+    out: list[Costs] = [{"model": Path(model).name, "behind": n, "cache": cache} for n in lengths]
+    begin = "fill" if fill else "read"
     if apart:
         alone = []
         for choice in CHOICES:
             with Side(choice, *how) as side:
-                alone.append([_alone(side, n, rows, repeats) for n in lengths])
+                alone.append([_alone(side, begin, n, rows, repeats) for n in lengths])
         for i, costs in enumerate(out):
             both = [side[i] for side in alone]
             pairs = {n: list(zip(*(one["times"][n] for one in both))) for n in rows}
@@ -97,7 +101,7 @@ def measure(
     with Side("stock", *how) as stock, Side("auto", *how) as ours, tempfile.TemporaryDirectory() as folder:
         sides = (stock, ours)
         for n_before, costs in zip(lengths, out):
-            ours.do("read", n=n_before)
+            ours.do(begin, n=n_before)
             if n_before > 0:
                 ours.do("save", path=f"{folder}/state")
                 stock.do("restore", path=f"{folder}/state", n=n_before)
@@ -114,9 +118,9 @@ def measure(
     return out
 
 
-def _alone(side: Side, n_before: int, rows: Sequence[int], repeats: int) -> dict[str, Any]:
+def _alone(side: Side, begin: str, n_before: int, rows: Sequence[int], repeats: int) -> dict[str, Any]:
     """One side's part of `Costs`."""
-    side.do("read", n=n_before)
+    side.do(begin, n=n_before)
     side.do("seconds", n=min(16, max(rows)))
     times: dict[int, list[float]] = {n: [] for n in rows}
     for _ in range(repeats):
@@ -214,7 +218,7 @@ def print_changes(path: str, name: str, given: argparse.Namespace) -> None:
     n_ctx = max(given.behind) + max(given.rows)
     with Side("auto", path, n_ctx, given.threads, given.cache, given.gpu_layers) as side:
         for n_before in sorted(given.behind):
-            side.do("read", n=n_before)
+            side.do("fill" if given.fill else "read", n=n_before)
             rows = [
                 [str(n), *(f"{1e3 * one:.2f}" for one in side.do("changes", n=n, repeats=given.repeats))]
                 for n in given.rows
@@ -256,6 +260,7 @@ def main() -> None:
     parser.add_argument("--behind", default=[16], metavar="N,...", type=numbers)
     parser.add_argument("--apart", action="store_true", help="load one after the other")
     parser.add_argument("--cache", default="f16", choices=sorted(CACHE_WORDS))
+    parser.add_argument("--fill", action="store_true", help="read 512 tokens, and repeat what the cache has of them")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int, default=physical_cores())
     add_record(parser)
@@ -278,7 +283,7 @@ def main() -> None:
             for costs in measure(
                 path, rows=given.rows, behind=given.behind, repeats=given.repeats, threads=given.threads,
                 cache=given.cache, gpu_layers=given.gpu_layers, apart=given.apart,
-                speed_of_memory=limits and limits.memory,
+                fill=given.fill, speed_of_memory=limits and limits.memory,
             ):  # fmt: skip
                 print_costs(costs, name, speeds)
                 measured.append({**costs, "model": name})

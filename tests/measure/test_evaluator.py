@@ -1,0 +1,32 @@
+"""benchmarks/evaluator.py: a cache that is filled instead of read."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from pathlib import Path
+
+import llama_cpp
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+import evaluator
+
+
+@pytest.mark.parametrize("cache", [llama_cpp.GGML_TYPE_F16, llama_cpp.GGML_TYPE_Q8_0])
+def test_a_filled_cache(tiny_target, monkeypatch, cache):
+    """It has the tokens that were read as often as they fit, each at a position of its own; what follows is the same
+    alone and in batches."""
+    monkeypatch.setattr(evaluator, "MOST_BATCH", 32)
+    options = {"model_path": tiny_target, "n_ctx": 256, "n_threads": 1, "type_k": cache, "type_v": cache}
+    one = evaluator.Evaluator("auto", options)
+    one.fill(150)
+    state, first = one._state(), one._state()[16 : 16 + 12 * 150]
+    assert [position for position, *_ in struct.iter_unpack("<iIi", first)] == list(range(150))
+    one.fill(32)
+    assert evaluator.repeated(one._state(), 32, 150) == state
+    one.fill(150)
+    assert one.seconds(8) > 0 and one.difference(8) == 0
+    with pytest.raises(SystemExit, match="leave out --fill"):
+        evaluator.repeated(state, 149, 200)
