@@ -21,7 +21,8 @@ from pyfly_cpp.models.named import embedded_model
 ROOT = Path(__file__).parents[1]
 
 TIMED = ("csrc/kernels", "csrc/policy")
-"""Folders with the kernels and the governor: a figure is as old as their last change."""
+"""Folders with the kernels and the governor: a figure is as old as the last change of what they do."""
+_STRING_OR_COMMENT = re.compile(r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])')|//[^\n]*|/\*.*?\*/""", re.DOTALL)
 
 _AMD = {
     (0x17, range(0x00, 0x30)): "Zen 1", (0x17, range(0x30, 0x100)): "Zen 2", (0x19, range(0x00, 0x10)): "Zen 3",
@@ -62,10 +63,12 @@ def slug(text: str) -> str:
 
 @functools.cache
 def fingerprint(root: Path = ROOT) -> str:
-    """Of the sources of the kernels and the governor, as they stand in this tree: 12 hexadecimal digits."""
+    """Of the sources of the kernels and the governor in this tree, without comments and white space: 12 hexadecimal
+    digits."""
     hashed = hashlib.sha256()
     for path in sorted(path for folder in TIMED for path in (root / folder).rglob("*") if path.is_file()):
-        hashed.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+        code = _STRING_OR_COMMENT.sub(lambda found: found[1] or "", path.read_text())
+        hashed.update(f"{path.relative_to(root).as_posix()}\0{''.join(code.split())}\0".encode())
     return hashed.hexdigest()[:12]
 
 

@@ -201,6 +201,25 @@ def test_older_kernels_are_marked(few):
     assert "forced" in of_record(few, isa_is_forced=True).title and "forced" not in title
 
 
+def test_what_ages_a_figure(tmp_path):
+    """A change of code, not one of comments or lines."""
+    for folder in provenance.TIMED:
+        (tmp_path / folder).mkdir(parents=True)
+    file = tmp_path / provenance.TIMED[0] / "file.h"
+
+    def of(text):
+        file.write_text(text)
+        provenance.fingerprint.cache_clear()
+        return provenance.fingerprint(tmp_path)
+
+    first = of('int f(int a); // "of\nconst char * g = "//";\n')
+    assert first == of("int f(\n    int a);\n/* it's\nof */ const char * g = \"//\"; // 1'000\n")
+    assert (
+        len({first, of('int f(int b);\nconst char * g = "//";\n'), of('int f(int a);\nconst char * g = "/";\n')}) == 3
+    )
+    provenance.fingerprint.cache_clear()
+
+
 def test_a_table_that_there_is_not(tmp_path):
     document = tmp_path / "page.md"
     document.write_text("<!-- table nothing -->\n<!-- end -->\n")
