@@ -195,8 +195,7 @@ void LlamaModel::decode(const std::vector<Span> & spans, const SpanGroup & group
     batch.logits = outputs_.data();
     begin_batch(n);
     std::optional<Error> stopped;
-    const bool is_interruptible =
-        group.size() == 1 && std::min(spans[group[0]].first_row, spans[group[0]].n) >= worth_interrupting;
+    const bool is_interruptible = spans.size() == 1 && std::min(spans[0].first_row, spans[0].n) >= worth_interrupting;
     const int32_t code = is_interruptible ? compute_wanted(batch, stopped) : compute(batch, llama_decode);
     if (code == 0 && !stopped) {
         for (const size_t s : group) {
