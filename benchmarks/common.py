@@ -8,6 +8,7 @@ import json
 import platform
 import statistics
 import sys
+import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,20 @@ def model_parser(about: str | None, n: int) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, type=_model)
     parser.add_argument("-n", type=int, default=n, help=f"tokens of an answer (default {n})")
-    parser.add_argument("--threads", type=int, default=physical_cores())
+    add_threads(parser)
     return parser
+
+
+def add_threads(parser: argparse.ArgumentParser) -> None:
+    """The option for the number of threads, at least 1."""
+    parser.add_argument("--threads", type=_positive, default=physical_cores(), metavar="N")
+
+
+def _positive(text: str) -> int:
+    """For argparse."""
+    if (n := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{n} is not at least 1")
+    return n
 
 
 def _model(text: str) -> str:
@@ -67,6 +80,14 @@ def record(path: str | None, machine: dict[str, Any], measured: Any) -> None:
     command = " ".join(Path(word).name if "/" in word else word for word in sys.argv)
     text = json.dumps({"command": command, "machine": machine, "measured": measured}, indent=1)
     Path(path).write_bytes(gzip.compress(text.encode(), mtime=0))
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """A record. Raises SystemExit if its file is damaged."""
+    try:
+        return dict(json.loads(gzip.decompress(path.read_bytes())))
+    except (OSError, EOFError, ValueError, TypeError, zlib.error) as error:
+        raise SystemExit(f"{path} cannot be read: {error}") from None
 
 
 def spread(ratios: Sequence[float]) -> str:

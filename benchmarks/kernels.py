@@ -41,13 +41,12 @@ from typing import Any
 import evaluator
 import llama_cpp
 from child import Child
-from common import add_record, markdown, print_machine, record, spread
+from common import add_record, add_threads, markdown, print_machine, record, spread
 
 from pyfly_cpp import _native
 from pyfly_cpp.machine import kernels
 from pyfly_cpp.machine.cache_types import CACHE_WORDS
 from pyfly_cpp.machine.programs import quantize
-from pyfly_cpp.machine.threads import physical_cores
 
 HERE = Path(__file__).parent
 CHOICES = ("stock", "auto")
@@ -262,7 +261,7 @@ def main() -> None:
     parser.add_argument("--cache", default="f16", choices=sorted(CACHE_WORDS))
     parser.add_argument("--fill", action="store_true", help="read 512 tokens, and repeat what the cache has of them")
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=physical_cores())
+    add_threads(parser)
     add_record(parser)
     parser.add_argument("--gpu-layers", type=int, default=0, metavar="N", help="layers on the GPU, -1: all")
     given = parser.parse_args()

@@ -18,11 +18,10 @@ import time
 from statistics import median
 from typing import Any
 
-from common import add_record, markdown, print_machine, record, spread
+from common import add_record, add_threads, markdown, print_machine, record, spread
 
 from pyfly_cpp import FlyLlama
 from pyfly_cpp.machine import kernels
-from pyfly_cpp.machine.threads import physical_cores
 
 SIDES = [(choice, mapped) for mapped in (True, False) for choice in ("stock", "auto")]
 NAMES = {"stock": "llama.cpp's kernels", "auto": "ours"}
@@ -85,7 +84,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", metavar="MODEL")
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=physical_cores())
+    add_threads(parser)
     parser.add_argument("--one", choices=NAMES, help="load once, and print what was measured as JSON")
     parser.add_argument("--read", action="store_true", help="with --one: do not map the file")
     add_record(parser)

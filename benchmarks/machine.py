@@ -45,10 +45,10 @@ import provenance
 import shapes
 import task_prompts
 import throughput
+from common import add_threads, read_record
 
 from pyfly_cpp.errors import counted
 from pyfly_cpp.machine.conditions import Watch, describe_model, disturbance, is_disturbing, used_by_others
-from pyfly_cpp.machine.threads import physical_cores
 
 RECORDS = Path(__file__).parent / "records"
 TINY = Path(__file__).parents[1] / "models" / "tiny" / "tiny-llama-target-f16.gguf"
@@ -231,8 +231,7 @@ class Record:
         self.data: dict[str, Any] = {"machine": machine, "quick": is_quick, "models": {}, "steps": {}}
         if not path.exists() or begin_anew:
             return
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            found = json.load(file)
+        found = read_record(path)
         other = [name for name in provenance.SAME if found["machine"].get(name) != machine[name]]
         if other or found["quick"] != is_quick:
             raise SystemExit(
@@ -249,11 +248,15 @@ class Record:
             raise SystemExit(f"{path} is not the file of the steps that {self.path} has; --again begins it anew.")
 
     def add(self, name: str, step: dict[str, Any]) -> None:
-        """Adds a step, or replaces it, and writes the file: all of it or nothing."""
+        """Adds a step, or replaces it, and writes the file: all of it or nothing. Raises SystemExit if it cannot."""
         self.data["steps"][name] = step
         self.path.parent.mkdir(parents=True, exist_ok=True)
         partial = self.path.with_name(f"{self.path.name}.partial")
-        partial.write_bytes(gzip.compress(json.dumps(self.data, indent=1).encode(), mtime=0))
+        try:
+            partial.write_bytes(gzip.compress(json.dumps(self.data, indent=1).encode(), mtime=0))
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise SystemExit(f"{self.path} cannot be written: {error}") from None
         os.replace(partial, self.path)
 
 
@@ -337,7 +340,7 @@ def main(words: Sequence[str] | None = None) -> None:
         "--again", action="store_true", help="measure steps that are there; without --steps, begin anew"
     )
     parser.add_argument("--record", type=Path, metavar="FILE", help="another file than that of this machine")
-    parser.add_argument("--threads", type=int, default=physical_cores())
+    add_threads(parser)
     parser.add_argument(
         "--quick", action="store_true", help="a tiny model and a few tokens, to see that every step works"
     )

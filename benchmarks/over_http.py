@@ -33,11 +33,10 @@ from typing import Any
 
 import httpx
 import numpy as np
-from common import markdown, print_machine, spread
+from common import add_threads, markdown, print_machine, spread
 
 from pyfly_cpp.machine.prompt_sets import read_prompts
 from pyfly_cpp.machine.rows import read_jsonl
-from pyfly_cpp.machine.threads import physical_cores
 
 OURS, THEIRS = "pyfly-cpp", "llama.cpp"
 _MOST_SECONDS = 300.0
@@ -52,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser, tokens: int) -> None:
     parser.add_argument("--limit", type=int, default=64, help="prompts in all, the same number of each file")
     parser.add_argument("--tokens", type=int, default=tokens, help=f"most tokens of an answer (default {tokens})")
     parser.add_argument("--ctx", type=int, default=768, help="tokens of one request")
-    parser.add_argument("--threads", type=int, default=physical_cores())
+    add_threads(parser)
     parser.add_argument("--server-args", type=shlex.split, default=[], help="more arguments of llama-server, in quotes")
     parser.add_argument("--out", type=Path, help="every turn as a line of JSON")
 

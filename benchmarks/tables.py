@@ -10,12 +10,11 @@ record that is older than the last change of the kernels or the governor are mar
 from __future__ import annotations
 
 import argparse
-import gzip
-import json
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from statistics import geometric_mean, median
@@ -25,7 +24,7 @@ import kernels
 import loading
 import numpy as np
 import provenance
-from common import markdown
+from common import markdown, read_record
 from end_to_end import Row, answers_of, by_kind, differing
 from sides import Answered, middle, ratio
 from task_prompts import GROUPS
@@ -62,13 +61,15 @@ class Loaded:
 
     path: Path
     data: Mapping[str, Any]
+    more: str = ""
+    """What tells it apart from records of other machines with the same processor."""
 
     @property
     def title(self) -> str:
         """Processor and instruction set."""
         machine = self.data["machine"]
         isa = ISA.get(machine["isa"], machine["isa"])
-        return f"{machine['processor']}, {isa}{' (forced)' if machine['isa_is_forced'] else ''}{self.age}"
+        return f"{machine['processor']}, {isa}{' (forced)' if machine['isa_is_forced'] else ''}{self.more}{self.age}"
 
     @property
     def age(self) -> str:
@@ -143,14 +144,22 @@ def day(started: str) -> str:
 
 
 def read_records(folder: Path = RECORDS) -> list[Loaded]:
-    """The records of machines in the order of their files' names, without those of `--quick`."""
-    out = []
-    for path in sorted(folder.glob("machine-*.json.gz")):
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            data = json.load(file)
-        if not data["quick"]:
-            out.append(Loaded(path, data))
+    """The records of machines in the order of their files' names, without those of `--quick`. Raises SystemExit if one
+    cannot be read."""
+    paths = sorted(folder.glob("machine-*.json.gz"))
+    out = [Loaded(path, data) for path, data in zip(paths, map(read_record, paths)) if not data["quick"]]
+    for apart in (_threads, _file):
+        titles = Counter(one.title for one in out)
+        out = [replace(one, more=f"{one.more}, {apart(one)}") if titles[one.title] > 1 else one for one in out]
     return out
+
+
+def _threads(record: Loaded) -> str:
+    return counted(record.data["machine"]["threads"], "thread")
+
+
+def _file(record: Loaded) -> str:
+    return record.path.name.partition(".")[0]
 
 
 def link(record: Loaded, document: Path) -> str:
@@ -198,8 +207,7 @@ def conditions(
     begun = day(record.data["steps"][sources[0].step]["started"])
     machine = record.data["machine"]
     demo = f", {'with' if machine['has_demo_model'] else 'without'} the demo model" if drafts else ""
-    threads = counted(machine["threads"], "thread")
-    return Cell(f"{record.title}: {threads}{demo}{more}, {begun} ({link(record, document)}).", sources)
+    return Cell(f"{record.title}: {_threads(record)}{demo}{more}, {begun} ({link(record, document)}).", sources)
 
 
 def asked(rows: Sequence[Row]) -> str:

@@ -176,6 +176,48 @@ def test_a_number_is_traced_to_its_command(few, tmp_path):
     assert "PYFLY_ISA=avx2 python " in tables.tables_of(page_of_claims(tmp_path), [forced])["claims"].text()
 
 
+def test_machines_of_one_name_are_told_apart(few, tmp_path):
+    data = {**read(few), "quick": False}
+    for name, threads in (("machine-a", 1), ("machine-b", 1), ("machine-c", 8)):
+        one = {**data, "machine": {**data["machine"], "threads": threads}}
+        (tmp_path / f"{name}.json.gz").write_bytes(gzip.compress(json.dumps(one).encode()))
+    a, b, c = (record.title for record in tables.read_records(tmp_path))
+    assert a.endswith("1 thread, machine-a") and b.endswith("1 thread, machine-b") and c.endswith("8 threads")
+
+
+@pytest.mark.parametrize("damage", [b"", b"no record", None])
+def test_a_damaged_record_is_named(few, tmp_path, damage):
+    path = tmp_path / "machine-damaged.json.gz"
+    path.write_bytes(few.read_bytes()[:500] if damage is None else damage)
+    with pytest.raises(SystemExit, match="machine-damaged"):
+        tables.read_records(tmp_path)
+    with pytest.raises(SystemExit, match="machine-damaged"):
+        machine.Record(path, read(few)["machine"], begin_anew=False, is_quick=True)
+    machine.Record(path, read(few)["machine"], begin_anew=True, is_quick=True)
+
+
+def test_a_full_disk_leaves_the_record_as_it_was(few, tmp_path, monkeypatch):
+    path = tmp_path / "machine-full.json.gz"
+    path.write_bytes(few.read_bytes())
+    record = machine.Record(path, read(few)["machine"], begin_anew=False, is_quick=True)
+
+    def full(partial, data):
+        partial.touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(SystemExit, match=r"machine-full.*No space"):
+        record.add("another", {})
+    assert path.read_bytes() == few.read_bytes() and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("n", ["0", "-3"])
+def test_threads_are_at_least_one(n, capsys):
+    with pytest.raises(SystemExit) as left:
+        machine.main(["--list", "--quick", "--record", "nowhere", "--threads", n])
+    assert left.value.code == 2 and n in capsys.readouterr().err
+
+
 def page_of_claims(folder):
     page = folder / "claims.md"
     page.write_text("<!-- table claims -->\n<!-- end -->\n")
