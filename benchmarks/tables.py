@@ -170,9 +170,13 @@ def link(record: Loaded, document: Path) -> str:
 # ---- What several tables compute -------------------------------------------------------------------------------------
 
 
-def answered(record: Loaded, file: str, temperature: str) -> tuple[list[Row], tuple[Source, ...]]:
-    """Answers as shipped, long documents included, and their steps; empty if there are none."""
-    names = [f"answers {file} {temperature}", *([f"long documents {file}"] if temperature == "0" else [])]
+def answered(
+    record: Loaded, file: str, temperature: str, without_drafts: bool = False
+) -> tuple[list[Row], tuple[Source, ...]]:
+    """Answers as shipped, and their steps; empty if there are none. `without_drafts`: those that were also made without
+    drafts, which leaves out long documents."""
+    has_long = temperature == "0" and not without_drafts
+    names = [f"answers {file} {temperature}", *([f"long documents {file}"] if has_long else [])]
     there = [name for name in names if record.step(name) is not None]
     return [row for name in there for row in record.step(name)], tuple(Source(record, name) for name in there)
 
@@ -289,8 +293,7 @@ def as_shipped(records: Sequence[Loaded], document: Path) -> Table:
     for record in records:
         for file, name in FILES.items():
             for temperature in TEMPERATURES:
-                rows, sources = answered(record, file, temperature)
-                rows = [row for row in rows if "plain" in row["answers"]]
+                rows, sources = answered(record, file, temperature, without_drafts=True)
                 kinds, plain = by_kind(rows, "auto"), by_kind(rows, "plain")
                 if not kinds:
                     continue
@@ -302,7 +305,7 @@ def as_shipped(records: Sequence[Loaded], document: Path) -> Table:
                     f"{differing(rows, 'auto')} of {len(rows)}", asked(rows),
                 ]  # fmt: skip
                 table.rows.append([*words(name, record.title, temperature), *(Cell(text, sources) for text in cells)])
-                table.notes.append(conditions(record, sources[:1], document))
+                table.notes.append(conditions(record, sources, document))
     table.notes = list({note.text: note for note in table.notes}.values())
     return table
 
@@ -406,8 +409,7 @@ def estimates(records: Sequence[Loaded], document: Path) -> Table:
     """Of larger models: their costs, the acceptance of the 1.5B."""
     table = Table(words("estimate for", "processor", "llama.cpp, tokens/s", "without drafts", *GROUPS))
     for record in records:
-        rows, sources = answered(record, "q4_k_m", "0")
-        rows = [row for row in rows if "plain" in row["answers"]]
+        rows, sources = answered(record, "q4_k_m", "0", without_drafts=True)
         if not rows:
             continue
         itself = record.step("costs q4_k_m")

@@ -176,6 +176,13 @@ def test_a_number_is_traced_to_its_command(few, tmp_path):
     assert "PYFLY_ISA=avx2 python " in tables.tables_of(page_of_claims(tmp_path), [forced])["claims"].text()
 
 
+def test_a_figure_without_long_documents_does_not_name_them():
+    for record in tables.read_records():
+        for name in ("as-shipped", "estimates"):
+            table = tables.TABLES[name]([record], tables.DOCUMENTS[1])
+            assert not [cell for cell in table.cells() for source in cell.sources if "long documents" in source.step]
+
+
 def test_machines_of_one_name_are_told_apart(few, tmp_path):
     data = {**read(few), "quick": False}
     for name, threads in (("machine-a", 1), ("machine-b", 1), ("machine-c", 8)):
