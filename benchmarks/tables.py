@@ -4,7 +4,8 @@
     python benchmarks/tables.py --trace 1.85    where a number of them comes from: record, command, commit, day
 
 A table stands between `<!-- table NAME -->` and `<!-- end -->`. What is written there by hand is lost. Figures of a
-record that is older than the last change of the kernels or the governor are marked as such.
+record that is older than the last change of the kernels or the governor are marked as such. Numbers written by hand
+come from what is linked beside them: a record, which has its command, or a page.
 """
 
 from __future__ import annotations
@@ -39,6 +40,11 @@ DOCUMENTS = tuple(
 
 _BLOCK = re.compile(r"(?P<begin><!-- table (?P<name>[a-z-]+) -->\n)(?P<text>.*?)(?P<end><!-- end -->)", re.DOTALL)
 _NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?")
+_CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+_PASSAGE = re.compile(r"\n(?=\n|[|#]|[-*] )")
+"""Between paragraphs, rows and items of lists."""
+_LINK = re.compile(r"\]\((?![a-z]+:|#)([^)\s]+)\)")
+"""To another file of this repository."""
 
 ISA = {
     "avx2": "AVX2", "avxvnni": "AVX-VNNI", "avx512vnni": "AVX-512 VNNI", "amx": "AMX",
@@ -524,14 +530,37 @@ def numbers(text: str) -> list[str]:
     return _NUMBER.findall(re.sub(r"\]\([^)]*\)|`[^`]*`", "", text))
 
 
+def passages(document: Path) -> list[str]:
+    """What was written by hand: its paragraphs, rows and items, each in a line, without code."""
+    text = _CODE.sub("", _BLOCK.sub("\n\n", document.read_text(encoding="utf-8")))
+    return [" ".join(found.split()) for found in _PASSAGE.split(text) if found.strip()]
+
+
+def linked(passage: str, document: Path) -> Iterator[str]:
+    """The files of this repository that a passage names, records with their commands."""
+    for target in dict.fromkeys(_LINK.findall(passage)):
+        file, _, anchor = target.partition("#")
+        path = Path(os.path.normpath(document.parent / file))
+        where = f"{os.path.relpath(path, ROOT)}{anchor and '#'}{anchor}"
+        data = read_record(path) if path.name.endswith(".json.gz") else {}
+        if "command" in data:
+            yield f"{where}: {data['command']} ({day(data['machine']['started'])})"
+        else:
+            yield where
+
+
 def trace(number: str, documents: Sequence[Path], records: Sequence[Loaded]) -> list[str]:
-    """A line for each place at which a number stands in a table, with its sources."""
+    """A line for each place at which a number stands, with each of its sources: those of a table's cell, or the files
+    that a passage which was written by hand names."""
     wanted, out = number.strip("x* "), []
     for document in documents:
         for name, table in tables_of(document, records).items():
             for cell in table.cells():
                 if wanted in numbers(cell.text):
                     out += [f"{document.name}, table {name}, {cell.text!r}: {source}" for source in cell.sources]
+        for passage in passages(document):
+            if wanted in numbers(passage):
+                out += [f"{document.name}, {passage!r}: {source}" for source in linked(passage, document)]
     return out
 
 
@@ -543,7 +572,7 @@ def main() -> None:
     if given.trace is not None:
         lines = trace(given.trace, DOCUMENTS, records)
         if not lines:
-            raise SystemExit(f"no table of {', '.join(path.name for path in DOCUMENTS)} has {given.trace}.")
+            raise SystemExit(f"no source is named in {', '.join(path.name for path in DOCUMENTS)} for {given.trace}.")
         return print("\n".join(lines))
     for document in DOCUMENTS:
         text = written(document, records)

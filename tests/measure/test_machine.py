@@ -176,6 +176,30 @@ def test_a_number_is_traced_to_its_command(few, tmp_path):
     assert "PYFLY_ISA=avx2 python " in tables.tables_of(page_of_claims(tmp_path), [forced])["claims"].text()
 
 
+@pytest.mark.parametrize("document", tables.DOCUMENTS[:2], ids=lambda path: path.name)
+def test_every_ratio_that_was_written_by_hand_has_its_source(document):
+    for passage in tables.passages(document):
+        for number in re.findall(r"\d+\.\d+(?=x)", passage):
+            lines = [line for line in tables.trace(number, [document], []) if repr(passage) in line]
+            assert lines, f"no record or page beside {number} in {passage!r}"
+
+
+def test_a_number_beside_a_record_has_its_command(tmp_path):
+    record = tmp_path / "old.json.gz"
+    machine = {"started": "2026-11-30T12:00:00+00:00"}
+    record.write_bytes(gzip.compress(json.dumps({"command": "kernels.py --rows 1", "machine": machine}).encode()))
+    document = tmp_path / "page.md"
+    document.write_text(
+        "```\n7.25 [record](old.json.gz)\n```\n\n| a | 7.25x | [record](old.json.gz) |\n"
+        "| b | 8.5 | [page](c.md#d) |\n\n9.75 of [elsewhere](https://example.org/old.json.gz)\n"
+    )
+    (line,) = tables.trace("7.25", [document], [])
+    assert "old.json.gz: kernels.py --rows 1 (30 November 2026)" in line and "| b |" not in line
+    (line,) = tables.trace("8.5", [document], [])
+    assert line.endswith("c.md#d")
+    assert tables.trace("9.75", [document], []) == []
+
+
 def test_a_figure_without_long_documents_does_not_name_them():
     for record in tables.read_records():
         for name in ("as-shipped", "estimates"):
