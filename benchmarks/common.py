@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import os
 import platform
 import statistics
 import sys
@@ -36,25 +37,25 @@ def print_machine() -> dict[str, Any]:
 def model_parser(about: str | None, n: int) -> argparse.ArgumentParser:
     """Options of a script that generates with one model; `n`: tokens of an answer where nothing is said."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, type=_model)
-    parser.add_argument("-n", type=int, default=n, help=f"tokens of an answer (default {n})")
+    parser.add_argument("--model", required=True, type=model_path)
+    parser.add_argument("-n", type=positive, default=n, help=f"tokens of an answer (default {n})")
     add_threads(parser)
     return parser
 
 
 def add_threads(parser: argparse.ArgumentParser) -> None:
     """The option for the number of threads, at least 1."""
-    parser.add_argument("--threads", type=_positive, default=physical_cores(), metavar="N")
+    parser.add_argument("--threads", type=positive, default=physical_cores(), metavar="N")
 
 
-def _positive(text: str) -> int:
-    """For argparse."""
+def positive(text: str) -> int:
+    """A number from 1 on, for argparse."""
     if (n := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"{n} is not at least 1")
     return n
 
 
-def _model(text: str) -> str:
+def model_path(text: str) -> str:
     """The file of a model, for argparse."""
     try:
         return model_file(text)
@@ -69,7 +70,17 @@ def llama_options(given: argparse.Namespace) -> dict[str, Any]:
 
 def add_record(parser: argparse.ArgumentParser) -> None:
     """The option for `record`."""
-    parser.add_argument("--record", metavar="FILE", help="where all that was measured is written, as compressed JSON")
+    parser.add_argument(
+        "--record", metavar="FILE", type=_to_write, help="where all that was measured is written, as compressed JSON"
+    )
+
+
+def _to_write(text: str) -> str:
+    """A file in a folder that is there, for argparse: else all would be measured in vain."""
+    folder = Path(text).parent
+    if Path(text).is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise argparse.ArgumentTypeError(f"{text} cannot be written; name a file in a folder of yours")
+    return text
 
 
 def record(path: str | None, machine: dict[str, Any], measured: Any) -> None:

@@ -14,9 +14,9 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
-from common import add_record, markdown, model_parser, print_machine, record, spread
+from common import add_record, markdown, model_parser, positive, print_machine, record, spread
 from side import OURS, STOCK
-from sides import Answered, Side, middle, ratio
+from sides import Answered, Side, middle, names, ratio
 
 from pyfly_cpp.machine.cache_types import CACHE_WORDS
 
@@ -28,15 +28,17 @@ MARGIN = 256
 
 def main() -> None:
     parser = model_parser(__doc__, n=200)
-    parser.add_argument("--tokens", type=int, default=16000, help="of the question (default 16000)")
+    parser.add_argument("--tokens", type=positive, default=16000, help="of the question (default 16000)")
     parser.add_argument("--cache", default="f16", choices=sorted(CACHE_WORDS))
-    parser.add_argument("--turns", type=int, default=2)
-    parser.add_argument("--sides", default="llama.cpp,flash,plain,auto", help=f"of {', '.join((*STOCK, *OURS))}")
+    parser.add_argument("--turns", type=positive, default=2)
+    parser.add_argument(
+        "--sides", type=names, default="llama.cpp,flash,plain,auto", help=f"of {', '.join((*STOCK, *OURS))}"
+    )
     add_record(parser)
     given = parser.parse_args()
     machine = print_machine()
     pages = "\n\n".join(page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("*.md")))
-    answers: dict[str, list[Answered]] = {name: [] for name in given.sides.split(",")}
+    answers: dict[str, list[Answered]] = {name: [] for name in given.sides}
     with ExitStack() as stack:
         n_ctx = given.tokens + given.n + MARGIN
         sides = [stack.enter_context(Side(name, given.model, n_ctx, given.threads, given.cache)) for name in answers]

@@ -17,13 +17,15 @@ processes of its own, so that nothing is copied from answers at another one.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from contextlib import ExitStack
 from statistics import geometric_mean
 from typing import Any
 
 import side
-from common import add_record, markdown, model_parser, print_machine, record
+import sides
+from common import add_record, markdown, model_parser, positive, print_machine, record
 from sides import Answered, Side, middle
 from task_prompts import KINDS, TaskPrompt, pick
 
@@ -53,14 +55,14 @@ def ask(
     prompts. `head`: the file of sides with a head."""
     rows = []
     with ExitStack() as stack:
-        sides = [stack.enter_context(Side(name, model, n_ctx, threads, head=head)) for name in names]
-        ours = next(one for one in sides if one.name not in side.STOCK)
-        for one in sides:
+        run = [stack.enter_context(Side(name, model, n_ctx, threads, head=head)) for name in names]
+        ours = next(one for one in run if one.name not in side.STOCK)
+        for one in run:
             one.answer(ours.prompt([{"role": "user", "content": "Say hello."}]), 8)
         for i, prompt in enumerate(prompts):
             tokens = ours.prompt(prompt.messages, prompt.tools)
-            turn = i % len(sides)
-            answers = {one.name: one.answer(tokens, n, temperature, i) for one in (*sides[turn:], *sides[:turn])}
+            turn = i % len(run)
+            answers = {one.name: one.answer(tokens, n, temperature, i) for one in (*run[turn:], *run[:turn])}
             rows.append({"id": prompt.id, "kind": prompt.kind, "held_out": prompt.held_out, "n_prompt": len(tokens),
                          "answers": {name: answers[name] for name in names}})  # fmt: skip
             print(f"{prompt.id}: {', '.join(f'{name} {one.speed:.1f}' for name, one in answers.items())}", flush=True)
@@ -112,32 +114,50 @@ def table(measured: dict[str, list[Row]]) -> str:
 
 def main() -> None:
     parser = model_parser(__doc__, n=96)
-    parser.add_argument("--per-kind", type=int, default=2)
-    parser.add_argument("--kinds", help=f"of {', '.join(KINDS)}; all but summary-8k where none is named")
+    parser.add_argument("--per-kind", type=positive, default=2)
+    parser.add_argument("--kinds", type=_kinds, help=f"of {', '.join(KINDS)}; all but summary-8k where none is named")
     parser.add_argument("--prompts", metavar="FILE", help="another set of prompts, JSONL")
-    parser.add_argument("--temperature", default="0", help="one or several, such as 0,0.7 (default 0)")
-    parser.add_argument("--sides", default=",".join(NAMES), help="of those of side.py; llama.cpp is one of them")
+    parser.add_argument(
+        "--temperature", type=_temperatures, default="0", help="one or several, such as 0,0.7 (default 0)"
+    )
+    parser.add_argument(
+        "--sides", type=sides.names, default=",".join(NAMES), help="of those of side.py; llama.cpp is one of them"
+    )
     parser.add_argument("--head", metavar="FILE", help="a trained head's, for the sides lookup+head and auto+head")
-    parser.add_argument("--n-ctx", type=int, default=CONTEXT)
+    parser.add_argument("--n-ctx", type=positive, default=CONTEXT)
     add_record(parser)
     given = parser.parse_args()
+    if STOCK not in given.sides:
+        parser.error(f"{STOCK} must be among --sides: the others are compared with it.")
     machine = print_machine()
     if given.prompts is not None:
         prompts = _of_file(given.prompts, given.per_kind)
     else:
-        prompts = pick(
-            given.kinds.split(",") if given.kinds else [k for k in KINDS if k != "summary-8k"], given.per_kind
-        )
+        prompts = pick(given.kinds or [k for k in KINDS if k != "summary-8k"], given.per_kind)
     measured = {
         f"{temperature:g}": ask(
-            given.model, prompts, names=given.sides.split(","), n=given.n, temperature=temperature, n_ctx=given.n_ctx,
+            given.model, prompts, names=given.sides, n=given.n, temperature=temperature, n_ctx=given.n_ctx,
             threads=given.threads, head=given.head,
         )
-        for temperature in map(float, given.temperature.split(","))
+        for temperature in given.temperature
     }  # fmt: skip
     record(given.record, machine, measured)
     print()
     print(table(measured))
+
+
+def _kinds(text: str) -> list[str]:
+    """For argparse."""
+    found = text.split(",")
+    for kind in found:
+        if kind not in KINDS:
+            raise argparse.ArgumentTypeError(f"there is no kind {kind!r}; there are {', '.join(KINDS)}")
+    return found
+
+
+def _temperatures(text: str) -> list[float]:
+    """For argparse."""
+    return [float(one) for one in text.split(",")]
 
 
 def _of_file(path: str, per_kind: int) -> list[TaskPrompt]:

@@ -41,7 +41,7 @@ from typing import Any
 import evaluator
 import llama_cpp
 from child import Child
-from common import add_record, add_threads, markdown, print_machine, record, spread
+from common import add_record, add_threads, markdown, model_path, positive, print_machine, record, spread
 
 from pyfly_cpp import _native
 from pyfly_cpp.machine import kernels
@@ -207,9 +207,14 @@ def print_attention(n_cells: int, n_threads: int, repeats: int) -> None:
         print(f"| {n} | {stock.us:.0f} | {ours.us:.0f} | {stock.error:.0e} | {ours.error:.0e} |")
 
 
-def numbers(text: str) -> list[int]:
-    """Separated by commas."""
-    return [int(n) for n in text.split(",")]
+def sizes(text: str) -> list[int]:
+    """Separated by commas, for argparse."""
+    return [positive(n) for n in text.split(",")]
+
+
+def lengths(text: str) -> list[int]:
+    """As `sizes`, and 0."""
+    return [0 if n.strip() == "0" else positive(n) for n in text.split(",")]
 
 
 def print_changes(path: str, name: str, given: argparse.Namespace) -> None:
@@ -251,16 +256,16 @@ def print_costs(costs: Costs, name: str, speeds: dict[str, float]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--model")
+    what.add_argument("--model", type=model_path)
     what.add_argument("--attention", type=int, metavar="CELLS")
     parser.add_argument("--changes", action="store_true", help="what a change of the batch's size costs")
     parser.add_argument("--as", dest="types", default="", metavar="TYPES")
-    parser.add_argument("--rows", default=list(ROWS), type=numbers, metavar="N,...")
-    parser.add_argument("--behind", default=[16], metavar="N,...", type=numbers)
+    parser.add_argument("--rows", default=list(ROWS), type=sizes, metavar="N,...")
+    parser.add_argument("--behind", default=[16], metavar="N,...", type=lengths)
     parser.add_argument("--apart", action="store_true", help="load one after the other")
     parser.add_argument("--cache", default="f16", choices=sorted(CACHE_WORDS))
     parser.add_argument("--fill", action="store_true", help="read 512 tokens, and repeat what the cache has of them")
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=positive, default=7)
     add_threads(parser)
     add_record(parser)
     parser.add_argument("--gpu-layers", type=int, default=0, metavar="N", help="layers on the GPU, -1: all")

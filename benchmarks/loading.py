@@ -18,7 +18,7 @@ import time
 from statistics import median
 from typing import Any
 
-from common import add_record, add_threads, markdown, print_machine, record, spread
+from common import add_record, add_threads, markdown, model_path, positive, print_machine, record, spread
 
 from pyfly_cpp import FlyLlama
 from pyfly_cpp.machine import kernels
@@ -82,8 +82,8 @@ def table(measured: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", metavar="MODEL")
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("model", metavar="MODEL", type=model_path)
+    parser.add_argument("--turns", type=positive, default=3)
     add_threads(parser)
     parser.add_argument("--one", choices=NAMES, help="load once, and print what was measured as JSON")
     parser.add_argument("--read", action="store_true", help="with --one: do not map the file")

@@ -5,6 +5,7 @@ Two llama.cpp runtimes in one process disturb each other: their threads wait for
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from statistics import median
 from typing import Any, NamedTuple
@@ -13,6 +14,19 @@ import side
 from child import Child
 
 from pyfly_cpp.machine.cache_types import CACHE_WORDS
+
+NAMES = (*side.STOCK, *side.OURS, *(f"{name}+head" for name in side.OURS))
+
+
+def names(text: str) -> list[str]:
+    """Sides separated by commas, for argparse. One must be ours: it makes tokens of prompts."""
+    found = text.split(",")
+    for name in found:
+        if name not in NAMES:
+            raise argparse.ArgumentTypeError(f"there is no side {name!r}; there are {', '.join(NAMES)}")
+    if all(name in side.STOCK for name in found):
+        raise argparse.ArgumentTypeError("one side must be ours: it makes tokens of the prompts")
+    return found
 
 
 class Answered(NamedTuple):

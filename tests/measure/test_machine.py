@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -247,6 +248,33 @@ def test_threads_are_at_least_one(n, capsys):
     with pytest.raises(SystemExit) as left:
         machine.main(["--list", "--quick", "--record", "nowhere", "--threads", n])
     assert left.value.code == 2 and n in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "named"),
+    [
+        ("end_to_end", "--sides plain,auto", "llama.cpp must be"),
+        ("end_to_end", "--sides llama.cpp", "ours"),
+        ("end_to_end", "--sides llama.cpp,another", "another"),
+        ("end_to_end", "--kinds another", "another"),
+        ("end_to_end", "--temperature hot", "hot"),
+        ("end_to_end", "--per-kind 0", "--per-kind"),
+        ("end_to_end", "-n 0", "-n"),
+        ("end_to_end", "--record nowhere/file.json.gz", "nowhere"),
+        ("documents", "--sides flash", "ours"),
+        ("documents", "--turns 0", "--turns"),
+        ("kernels", "--rows 0,1", "--rows"),
+        ("kernels", "--behind -1", "--behind"),
+        ("kernels", "--repeats 0", "--repeats"),
+        ("loading", "--turns 0", "--turns"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_measured(script, words, named, monkeypatch, capsys):
+    model = [str(machine.TINY)] if script == "loading" else ["--model", str(machine.TINY)]
+    monkeypatch.setattr(sys, "argv", [f"{script}.py", *model, *words.split()])
+    with pytest.raises(SystemExit) as left:
+        runpy.run_path(str(BENCHMARKS / f"{script}.py"), run_name="__main__")
+    assert left.value.code == 2 and named in capsys.readouterr().err
 
 
 def page_of_claims(folder):
