@@ -26,6 +26,7 @@ import multiprocessing
 import os
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -268,9 +269,21 @@ def default_path(machine: dict[str, Any]) -> Path:
 
 def in_process(step: Step, model: Path | None) -> Any:
     """What a step measures, in a process of its own, so that no thread and no memory of it is left."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_end_with_parent) as pool:
         arguments = () if model is None else (str(model),)
         return pool.submit(step.measure, *arguments).result()
+
+
+def _end_with_parent() -> None:
+    """This process ends when its parent is killed: else it would go on, and disturb the run that resumes."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def wait_until_quiet() -> None:

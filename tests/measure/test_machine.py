@@ -9,6 +9,7 @@ import re
 import runpy
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -241,6 +242,30 @@ def test_a_full_disk_leaves_the_record_as_it_was(few, tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match=r"machine-full.*No space"):
         record.add("another", {})
     assert path.read_bytes() == few.read_bytes() and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_step_ends_when_the_run_is_killed(tmp_path):
+    script = tmp_path / "run.py"
+    script.write_text(
+        f"""
+import functools, os, sys, time
+sys.path.append({str(BENCHMARKS)!r})
+import machine
+
+def measure():
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+
+if __name__ == "__main__":
+    machine.in_process(machine.Step("sleep", 1, None, measure), None)
+"""
+    )
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as run:
+        assert int(run.stdout.readline())
+        run.kill()
+        begin = time.monotonic()
+        assert run.stdout.read() == ""  # until nobody has its end of the pipe
+        assert time.monotonic() - begin < 20
 
 
 @pytest.mark.parametrize("n", ["0", "-3"])
