@@ -19,6 +19,7 @@
 #include "kernels/packing.h"
 #include "kernels/products.h"
 #include "release_ggml.h"
+#include "state_clearer.h"
 
 namespace pyfly {
 
@@ -323,6 +324,7 @@ class PackedTraits : public TensorTraits {
 
 CpuAttention & attention = *new CpuAttention; // contexts may be freed when the process ends
 CellWriter cell_writer(attention.order);
+StateClearer state_clearer;
 std::atomic<size_t> n_attending = 0; // packed buffers that take attention
 
 // Whether this is a Hadamard transform, as queries to a quantised cache go through it: llama.cpp computes it row by
@@ -364,6 +366,9 @@ class PackedExtra : public ExtraBufferType {
         }
         if (op->op == GGML_OP_FLASH_ATTN_EXT) {
             return are_attended(op->src[0]) && CpuAttention::can_compute(op) ? &attention : nullptr;
+        }
+        if (op->op == GGML_OP_SCALE) {
+            return StateClearer::is_clearing(op) ? &state_clearer : nullptr;
         }
         const bool is_ours =
             (op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID) && is_packed(whole(op->src[0])->buffer);

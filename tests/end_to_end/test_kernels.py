@@ -19,8 +19,10 @@ import llama_cpp
 import numpy as np
 import pytest
 from described import N_VOCAB, POPULAR, make
+from gguf_edit import edit_gguf
 
 from pyfly_cpp import DraftModel, FlyBatch, FlyLlama, PromptLookup, _native
+from pyfly_cpp.errors import NotFiniteError
 from pyfly_cpp.machine import extra_buffers, kernel_findings, kernels, memory
 from pyfly_cpp.machine.conditions import resident_mib
 
@@ -133,6 +135,32 @@ def test_exact_tokens_of_every_kind_of_model(architecture, tmp_path):
     plain = tokens_of(None)
     for drafter in (PromptLookup(), lambda _: random.integers(0, N_VOCAB, 5).tolist()):
         assert tokens_of(drafter) == plain, drafter
+
+
+def test_what_is_not_finite_stays_in_its_request(tiny_qwen35, tmp_path):
+    """A token without numbers, in a prompt or in a draft: the recurrent state that it leaves is nobody else's."""
+    poison = 700
+
+    def poisoned(arrays):
+        arrays["token_embd.weight"] = arrays["token_embd.weight"].copy()
+        arrays["token_embd.weight"][poison] = np.nan
+
+    path = str(edit_gguf(tiny_qwen35, tmp_path / "poisoned.gguf", tensors=poisoned))
+    prompts = [[300 + 7 * i, *range(310, 310 + 9 * i)] for i in range(4)]
+    options = {"kernels": "auto", "n_ctx": 256, "verbose": False}
+    sampling = {"max_tokens": 8, "temperature": 0.0}
+    with closing(FlyLlama(path, **options)) as llm:
+        plain = texts(llm, prompts, 8)
+        with pytest.raises(NotFiniteError):
+            llm([5, poison, 6], **sampling)
+        assert texts(llm, prompts, 8) == plain
+    with FlyBatch(path, 2, drafter=lambda _: [poison] * 3, draft_max=3, adaptive=False, **options) as batch:
+        handles = []
+        for prompt in prompts * 2:
+            handles.append(batch.submit(prompt, **sampling))
+            with pytest.raises(NotFiniteError):
+                batch.submit([*prompt, poison, 5], **sampling).result()
+        assert [handle.result()["choices"][0]["text"] for handle in handles] == plain * 2
 
 
 def quantised(path, kind):
