@@ -81,6 +81,14 @@ void Checkpoints::add(int32_t n, State state, bool is_kept) {
     all_.insert(behind, {n, std::move(state), is_kept});
 }
 
+void Checkpoints::share(const Checkpoints & from, int32_t n) {
+    for (const Checkpoint & checkpoint : from.all()) {
+        if (checkpoint.is_kept && checkpoint.n <= n) {
+            add(checkpoint.n, checkpoint.state, true);
+        }
+    }
+}
+
 bool Checkpoints::has(int32_t n) const {
     const Checkpoint * checkpoint = longest(n);
     return checkpoint != nullptr && checkpoint->n == n;

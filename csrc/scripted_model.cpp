@@ -152,9 +152,9 @@ bool ScriptedModel::copy(int32_t from, int32_t to, int32_t n) {
     const std::vector<int32_t> & memory = at(from).memory;
     at(to).memory.assign(memory.begin(), memory.begin() + n);
     if (at(to).rewind) {
-        const Checkpoints::State state = at(from).rewind->checkpoints().longest(n)->state;
-        restore(*state, at(to).memory);
-        at(to).rewind->checkpoints().add(n, state, true);
+        const Checkpoints & own = at(from).rewind->checkpoints();
+        restore(*own.longest(n)->state, at(to).memory);
+        at(to).rewind->checkpoints().share(own, n);
     }
     return true;
 }

@@ -429,7 +429,7 @@ bool LlamaModel::copy(int32_t from, int32_t to, int32_t n) {
             clear(to);
             return false;
         }
-        checkpoints(to)->add(n, state, true);
+        checkpoints(to)->share(*checkpoints(from), n);
         at(to).rewind->forget_batch();
     } else if (n < n_held(to) && !llama_memory_seq_rm(memory(), to, n, -1)) {
         clear(to);

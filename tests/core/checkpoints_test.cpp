@@ -79,6 +79,17 @@ void test_bytes_are_bounded_over_all_sequences() {
     assert((places(sequences[1]) == std::vector<int32_t>{1000, 1011, 2000}));
 }
 
+void test_who_begins_alike_has_the_shorter_ones_too() {
+    pyfly::Checkpoints from, to;
+    from.add(50, state(5), true);
+    from.add(90, state(9), true);
+    from.add(120, state(12), true);
+    from.add(70, state(7), false);
+    to.share(from, 90);
+    assert((places(to) == std::vector<int32_t>{50, 90}) && to.n_kept(90) == 90);
+    assert(to.longest(60)->state == from.longest(60)->state);
+}
+
 void test_what_is_dropped_after_it_was_planned_is_gone_back_to_all_the_same() {
     pyfly::Rewind rewind(0);
     rewind.checkpoints().add(50, state(7), true);
@@ -95,6 +106,7 @@ int main() {
     test_a_buffer_is_used_again_unless_it_is_shared();
     test_the_one_that_saves_least_goes_first();
     test_bytes_are_bounded_over_all_sequences();
+    test_who_begins_alike_has_the_shorter_ones_too();
     test_what_is_dropped_after_it_was_planned_is_gone_back_to_all_the_same();
     std::printf("checkpoints: ok\n");
     return 0;
