@@ -7,6 +7,7 @@ import pickle
 
 import pytest
 from llama_cpp import LlamaRAMCache
+from ten_turns import as_text, n_new, ten_turns
 
 from pyfly_cpp import DraftModel, FlyBatch, FlyLlama, PromptLookup
 
@@ -100,6 +101,31 @@ def test_a_changed_middle_is_read_from_there(model):
             next(llm.generate([*prompt[:n_alike], *[77] * 40], temp=0.0))
             n_read = llm.stats.prefilled
         assert n_read <= 40 + NEAR
+
+
+@pytest.mark.parametrize("drafter", [None, PromptLookup()], ids=str)
+def test_ten_turns_of_chat_completions_read_what_is_new(model, tiny_target, drafter):
+    """To the token, where the memory can be cut anywhere."""
+    options = {"n_ctx": 2048, "chat_format": "chatml", **OPTIONS}
+    ask = {"max_tokens": 8, "temperature": 0}
+    with FlyLlama(model, drafter=drafter, adaptive=False, **options) as llm:
+        before = []
+        for i, (happened, messages) in enumerate(ten_turns()):
+            prompt = llm.tokenize(as_text(messages).encode(), add_bos=True, special=True)
+            llm.reset_stats()
+            if i == 4:  # an answer that is left
+                pieces = llm.create_chat_completion(messages, stream=True, **ask)
+                next(pieces), next(pieces)
+                pieces.close()
+            else:
+                answer = llm.create_chat_completion(messages, **ask)
+                assert answer["usage"]["prompt_tokens"] == len(prompt)
+            n_read = llm.stats.prefilled + llm.stats.replayed + 1  # and the last token, in a step
+            n_least = n_new(prompt, before)
+            assert n_read == n_least if model == tiny_target else n_read <= n_least + NEAR, happened
+            before = prompt
+    with FlyLlama(model, **options) as fresh:
+        assert fresh.create_chat_completion(messages, **ask)["choices"] == answer["choices"]
 
 
 def test_requests_that_begin_alike_read_that_once(model, fresh):
