@@ -28,6 +28,9 @@ from pyfly_cpp.machine.conditions import resident_mib
 
 pytestmark = pytest.mark.skipif(kernels._WHY_NOT is not None, reason=f"no kernels: {kernels._WHY_NOT}")
 
+WIDE = {"embedding_length": 256, "feed_forward_length": 512, "attention.head_count_kv": 4}
+ALIBI = {"attention.max_alibi_bias": 8.0}
+WINDOW = {"attention.sliding_window": 100}
 ALL = kernels.KernelVerdict(tuple(_native.kernel_types()), True, "every type")
 PROMPT = "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May."
 
@@ -119,6 +122,39 @@ def test_rows_are_the_same_bits_in_every_batch(model, request):
             assert np.array_equal(alone[0], rows_of(llm, tokens[:64], [64])[:48])
 
 
+CACHES = {"BF16": (30, 30), "Q8_0": (8, 8), "Q4_0": (2, 2), "Q8_0 and F16": (8, 1)}
+
+
+@pytest.fixture(params=[*CACHES, "distances", "a window"])
+def other_attention(request, tiny_target, tmp_path):
+    """A model, and options with which its attention is not the plain one."""
+    if request.param in CACHES:
+        return tiny_target, dict(zip(("type_k", "type_v"), CACHES[request.param]))
+    architecture, more = ("mpt", ALIBI) if request.param == "distances" else ("gemma3", {**WINDOW, "block_count": 6})
+    path = make(architecture, {**WIDE, "context_length": 1024, **more}, tmp_path / "f32.gguf")
+    return str(quantised(path, "Q8_0")), {}
+
+
+def test_rows_are_the_same_bits_whatever_is_attended_to(other_attention):
+    """Alone and in batches of 2 to 32, with one to four threads, and behind a state that another object has saved."""
+    path, more = other_attention
+    options = {"kernels": "auto", "n_ctx": 512, "n_batch": 64, "verbose": False, **more}
+    tokens = [int(token) for token in np.random.default_rng(1).integers(3, 120, 332)]
+    alone = state = None
+    for n_threads in (1, 2, 3, 4):
+        with closing(FlyLlama(path, n_threads=n_threads, n_threads_batch=n_threads, **options)) as llm:
+            if n_threads % 2:
+                llm.eval(tokens[:300])
+                state = llm.save_state()
+            else:
+                llm.load_state(state)
+            for sizes in ([1] * 32 if n_threads == 1 else [1] * 3, [2, 3, 8], [32]):
+                rows = rows_of(llm, tokens[300:], sizes, 300)
+                alone = rows if alone is None else alone
+                assert np.array_equal(alone[: len(rows)], rows), (n_threads, sizes)
+            assert llm.inexact == ()
+
+
 @pytest.mark.parametrize("architecture", POPULAR)
 def test_exact_tokens_of_every_kind_of_model(architecture, tmp_path):
     """Sliding windows, recurrent states, latent attention, experts, sinks: the tokens of plain decoding, behind any
@@ -186,10 +222,6 @@ def test_experts(kind, tmp_path):
                 assert choice == "stock" or np.array_equal(rows[choice], other), size
     difference = np.abs(rows["auto"] - rows["stock"]).max()
     assert 0 < difference < (0.01 if kind == "F16" else 0.3) * np.abs(rows["stock"]).max()
-
-
-WIDE = {"embedding_length": 256, "feed_forward_length": 512, "attention.head_count_kv": 4}
-ALIBI = {"attention.max_alibi_bias": 8.0}
 
 
 @pytest.mark.parametrize(
@@ -303,6 +335,22 @@ def test_texts_at_once_are_those_of_one_alone(model, request, tiny_draft):
         with FlyBatch(path, n, drafter=drafter, **options) as batch:
             handles = [batch.submit(p, **limit) for p, limit in zip(prompts, limits)]
             assert [handle.result()["choices"][0]["text"] for handle in handles] == plain, (n, drafter)
+
+
+def test_eight_requests_that_come_and_go_in_a_quantised_cache(tiny_target):
+    """More than fit at once: cells of those that have left serve others, and beginnings are shared."""
+    options = {"kernels": "auto", "n_ctx": 256, "type_k": 8, "type_v": 8, "verbose": False}
+    stem = [300 + i % 90 for i in range(120)]
+    prompts = [[*stem[: 20 * (i % 7)], *range(400 + i, 400 + i + 5 * (i % 5 + 1))] for i in range(20)]
+    limits = [{"max_tokens": 3 + 11 * i % 41, "temperature": 0.0} for i in range(20)]
+    with closing(FlyLlama(tiny_target, n_threads=3, n_threads_batch=1, **options)) as llm:
+        plain = [llm(p, **limit)["choices"][0]["text"] for p, limit in zip(prompts, limits)]
+    with FlyBatch(tiny_target, 8, n_cells=512, drafter=PromptLookup(), adaptive=False, **options) as batch:
+        handles = [batch.submit(p, **limit) for p, limit in zip(prompts, limits)]
+        for i in (4, 9, 15):
+            handles[i].cancel()
+        found = {i: handle.result()["choices"][0]["text"] for i, handle in enumerate(handles) if i not in (4, 9, 15)}
+    assert found == {i: plain[i] for i in found}
 
 
 @pytest.mark.parametrize(
