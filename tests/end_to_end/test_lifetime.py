@@ -604,9 +604,10 @@ def test_loading_in_two_threads_loses_no_output(target):
             FlyLlama(sys.argv[1], n_ctx=256, n_threads=1, verbose=False, on_load=wait).close()
             loaded[name].set()
 
-        def wait_for_second(_):
-            loading["first"].set()
-            loading["second"].wait(1)
+        def wait_for_second(_):  # once: it is called for each tensor, and a second load may wait for this one
+            if not loading["first"].is_set():
+                loading["first"].set()
+                loading["second"].wait(1)
 
         def wait_for_first(_):
             loading["second"].set()
