@@ -29,6 +29,7 @@ class Writer:
         params.vocab_only = True
         self._model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
         self._tokens = tokens_of(llama_cpp.llama_model_get_vocab(self._model))
+        self._ends = set(self._tokens.ends)
         self._n_words = (self._tokens.texts.vocab_size + 31) // 32
         self._pieces = [self._tokens.texts.decode_bytes([token]) for token in range(self._tokens.texts.vocab_size)]
         nasty = re.compile(rb"[\x00-\x20\\\"\x7fud\x80-\xff]")
@@ -46,7 +47,7 @@ class Writer:
             guide.fill(np.array(text, np.int32), bits)
             allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist()
             assert allowed, (grammar, text)
-            wanted = [token for token in allowed if token not in self._tokens.ends]
+            wanted = [token for token in allowed if token not in self._ends]
             if len(wanted) < len(allowed) and (not wanted or choose.random() < 0.3):
                 return self._tokens.texts.decode_bytes(text).decode()
             closing = [token for token in wanted if token in self._closing]
@@ -59,7 +60,7 @@ class Writer:
         return None
 
 
-@functools.lru_cache(1)
+@functools.lru_cache(2)  # two are compared
 def matcher_of(text):
     return LLMatcher(LLTokenizer("byte"), text)
 
