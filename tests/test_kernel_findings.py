@@ -103,7 +103,7 @@ def test_a_hang_is_a_sentence(program, monkeypatch):
 
 
 def test_times_that_take_too_long_are_left_out(program, monkeypatch):
-    monkeypatch.setattr(findings, "_SECONDS", 5)
+    monkeypatch.setattr(findings, "_SECONDS", 3)
     program(RIGHT, "time.sleep(600)")
     assert findings.find().used == set(ALL)
 

@@ -93,7 +93,8 @@ def test_prompts_are_many_and_of_all_kinds():
         assert sum(any(topic in prompt for prompt in first) for topic in topics) > 20
 
 
-def test_a_target_makes_up_prompts(smollm2, tmp_path):
+def test_a_target_makes_up_prompts(smollm2, tmp_path, monkeypatch):
+    monkeypatch.setattr("pyfly_cpp.heads.asking.N_ASKED", 120)
     path, n = tmp_path / "prompts.jsonl", 3
     ask_for_prompts(Path(smollm2), path, n, float("inf"), lambda *_: None, **ONE)
     first = read_asked(path)
