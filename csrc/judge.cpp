@@ -80,7 +80,17 @@ int32_t Judge::draw_draft(const float * row, size_t n, std::vector<Weights> & dr
 }
 
 void Judge::settle(const Draft & draft, int32_t step, const Rows & rows, Transcript & transcript, pyfly_stats & stats) {
-    for (size_t i = 0; settle_position(draft, i, step, rows(i), transcript, stats); i++) {
+    bool goes_on = true;
+    for (size_t i = 0; goes_on; i++) {
+        try {
+            goes_on = settle_position(draft, i, step, rows(i), transcript, stats);
+        } catch (const Error & error) {
+            // The answer may end before this row: it is the next step's.
+            if (error.status() != PYFLY_STATUS_NOT_FINITE || i == 0 || window_.oldest_open()) {
+                throw;
+            }
+            goes_on = false;
+        }
     }
     settled_ = random_;
 }

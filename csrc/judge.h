@@ -35,7 +35,8 @@ class Judge {
           int64_t answer_begin, std::unique_ptr<Sampler> sampler, Random random);
 
     // Settles a step, rows(i) [n_vocab] being the target's logits at its position i; i = draft.tokens.size(): those of
-    // the bonus. Throws Error(PYFLY_STATUS_NOT_FINITE) for a row without a distribution.
+    // the bonus. Throws Error(PYFLY_STATUS_NOT_FINITE) if the first row has no distribution; before another such row
+    // the step ends, unless a window is open.
     using Rows = std::function<const float *(size_t i)>;
     void settle(const Draft & draft, int32_t step, const Rows & rows, Transcript & transcript, pyfly_stats & stats);
 

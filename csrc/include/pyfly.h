@@ -606,7 +606,7 @@ pyfly_status pyfly_batch_expect(pyfly_batch * batch, const pyfly_costs * costs, 
 int32_t pyfly_batch_find_slot(const pyfly_batch * batch, const int32_t * history, size_t n_history, int32_t owner);
 
 /* Writes which tokens may follow tokens[n], the answer so far: bit t % 32 of bits[t / 32] for token t. `user` is handed
- * through. Another value than 0: it has failed, and no token is forbidden; whoever set it knows why. */
+ * through. Another value than 0: it has failed, and every token is forbidden; whoever set it knows why. */
 typedef int32_t (*pyfly_mask_callback)(void * user, const int32_t * tokens, size_t n, uint32_t * bits, size_t n_words);
 
 /* Adds a sampler that forbids tokens to a llama_sampler chain, before its first one that truncates, scales or selects.

@@ -33,6 +33,9 @@ void apply(llama_sampler * sampler, llama_token_data_array * candidates) {
     Mask & mask = mask_of(sampler);
     if (!mask.is_filled &&
         mask.callback(mask.user, mask.tokens.data(), mask.tokens.size(), mask.bits.data(), mask.bits.size()) != 0) {
+        for (size_t i = 0; i < candidates->size; i++) {
+            candidates->data[i].logit = -INFINITY; // no token can be chosen: the step ends before this row
+        }
         return;
     }
     mask.is_filled = true;

@@ -172,9 +172,10 @@ class Batch(NativeHandle):
         )
 
     def _failure(self, slot: int, status: int) -> BaseException | None:
-        if status != lib.PYFLY_OK:
-            return failure(lib.pyfly_batch_failure, self.pointer, slot)
-        return self.slots[slot].take_failure()
+        # What Python raised behind the end of a step is the next step's, if there is one.
+        if status == lib.PYFLY_OK:
+            return None
+        return self.slots[slot].take_failure() or failure(lib.pyfly_batch_failure, self.pointer, slot)
 
 
 class Slot:
@@ -210,8 +211,9 @@ class Slot:
         """A request begins of which the target's memory holds the first n_evaluated tokens (None: as many as the batch
         knows of). `sampler` is a llama_cpp LlamaSampler, whose
         chain is copied and whose Python functions are kept alive, or None for the argmax; what these raise cannot pass
-        through C, `take_failure` returns it after a step. `n_room`: as of `want`, None: no limit. `draft_max`: one for
-        each drafter, or None for those of the batch. `settings`: fields of `pyfly_request_settings`, such as `trace`.
+        through C: they forbid every token, and `take_failure` returns it once that has stopped the request. `n_room`:
+        as of `want`, None: no limit. `draft_max`: one for each drafter, or None for those of the batch. `settings`:
+        fields of `pyfly_request_settings`, such as `trace`.
         An error leaves the request as it was that ran before, unless the target's memory could not be cut."""
         array = boundary.tokens("the prompt", history)
         nodes = gate_array(gate)

@@ -19,7 +19,7 @@ word t // 32 for token t."""
 class ChainMask:
     """A sampler in a chain that forbids tokens; to be kept as long as the chain or a copy of it is used.
 
-    What `fill` raises cannot pass through C. The request goes on freely then, for whoever steps it to end.
+    What `fill` raises cannot pass through C. All tokens are forbidden then, for whoever steps the request to end it.
     """
 
     def __init__(self, chain: Any, n_vocab: int, fill: Fill) -> None:

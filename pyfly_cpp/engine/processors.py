@@ -23,7 +23,7 @@ class Processors:
     """The caller's logits processors, shown the tokens before the very row they work on.
 
     The base class shows them its evaluated tokens, which during a step is not the history of the row. What a processor
-    raises cannot pass through C; it is kept for whoever steps the request.
+    raises cannot pass through C; it is kept for whoever steps the request, and no token can be chosen by the row.
     """
 
     def __init__(self, history: Callable[[], npt.NDArray[np.int32]], processors: Any) -> None:
@@ -31,21 +31,26 @@ class Processors:
         self._history = history
         self._processors = LogitsProcessorList(listed(processors))
         self._failure: BaseException | None = None
+        self._stopped_by: list[int] | None = None  # the tokens before the last row without a distribution
 
     def __call__(self, _: npt.NDArray[np.intc], scores: npt.NDArray[np.single]) -> npt.NDArray[np.single]:
-        if self._failure is not None:
-            return scores
+        history = self._history()
+        if self._stopped_by is not None and self._stopped_by == history.tolist():
+            return np.full_like(scores, np.nan)  # in the step that the row is left to: nobody is asked twice
+        self._failure = self._stopped_by = None
         try:
-            shaped = np.asarray(self._processors(self._history(), np.array(scores)), dtype=np.single)
+            shaped = np.asarray(self._processors(history, np.array(scores)), dtype=np.single)
             if shaped.shape != scores.shape:
                 raise ValueError(
                     f"the logits processors returned an array of shape {list(shaped.shape)}, not {list(scores.shape)}; "
                     "each must return the scores."
                 )
-            return _with_finite_peaks(shaped, scores)
+            shaped = _with_finite_peaks(shaped, scores)
         except BaseException as failure:
-            self._failure = failure
-            return scores
+            self._failure, shaped = failure, np.full_like(scores, np.nan)
+        if not np.isfinite(shaped.max()):
+            self._stopped_by = history.tolist()
+        return shaped
 
     def take_failure(self) -> BaseException | None:
         """The exception of a processor, once."""

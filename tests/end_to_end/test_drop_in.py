@@ -34,6 +34,7 @@ from llama_cpp.llama_tokenizer import LlamaTokenizer
 from pyfly_cpp import DraftModel, Entropy, Exact, FlyLlama, Margin, PromptLookup, Window
 from pyfly_cpp.engine.recorded import Recorded
 from pyfly_cpp.engine.stats import Record, Stats
+from pyfly_cpp.errors import NotFiniteError
 from pyfly_cpp.llama.prompting import render_chat
 
 F32 = llama_cpp.GGML_TYPE_F32
@@ -744,6 +745,36 @@ def test_logit_bias_beside_a_processor(drafter, target):
     expected = text(base(PROMPT, max_tokens=30, temperature=0, logits_processor=LogitsProcessorList([both])))
     assert found == [expected, expected]
     assert len(processors) == 1
+
+
+@pytest.mark.parametrize("kind", ["raises", "forbids all"])
+def test_a_processor_that_fails_behind_the_end_of_the_answer(kind, drafter, target):
+    fly = FlyLlama(target, **OPTIONS, **drafter)
+    words = fly.tokenize(PROMPT.encode())
+    given = {"temperature": 0, "max_tokens": 40}
+    expected = text(fly(PROMPT, **given))
+    begin, stop = expected[:20], expected[20:22]  # where it ends
+    assert stop not in begin
+    asked = []
+
+    def fail(tokens, scores):
+        asked.append(len(tokens))
+        if begin + stop not in fly.detokenize(tokens[len(words) :].tolist()).decode(errors="ignore"):
+            return scores
+        if kind == "raises":
+            raise KeyError("behind")
+        return np.full_like(scores, -np.inf)
+
+    processors = LogitsProcessorList([fail])
+    assert text(fly(PROMPT, stop=stop, logits_processor=processors, **given)) == begin
+    n_before = asked[-1]
+    pieces = []
+    asked.clear()
+    with pytest.raises(KeyError if kind == "raises" else NotFiniteError):
+        for chunk in fly(PROMPT, stream=True, logits_processor=processors, **given):
+            pieces.append(text(chunk))
+    assert begin + stop in "".join(pieces)  # what came before the failure
+    assert asked == sorted(set(asked)) and asked[-1] >= n_before
 
 
 def test_tokens_sent_into_the_generator(drafter, target):
