@@ -231,7 +231,7 @@ std::string ModelFile::header_problem() const {
         sections.resize(4, sections.size() == 1 ? sections.front() : 0.0);
         const double n_rotated = sections[0] + sections[1] + sections[2], n = n_rotated + sections[3];
         if (n_head > 0 && (n > static_cast<double>(n_key) || *std::min_element(sections.begin(), sections.end()) < 0 ||
-                           (n_rotated < 1 && (n > 0 || architecture_ != "dflash")))) {
+                           (n_rotated < 1 && (n > 0 || contains(with_sections, architecture_))))) {
             return is("the sum of rope.dimension_sections", static_cast<int64_t>(n)) + ", for heads of " +
                    std::to_string(n_key);
         }

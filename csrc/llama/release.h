@@ -64,6 +64,10 @@ inline constexpr std::array without_sections = {"glm4moe"};
 
 // Those that divide by the number of experts that are used.
 inline constexpr std::array with_experts = {"qwen35moe", "qwen3next", "qwen4exp"};
+// Those that always rotate in sections, and so end the process over sections of nothing. llama.cpp writes such sections
+// into every model that it saves.
+inline constexpr std::array with_sections = {"paddleocr", "qwen2vl", "qwen35",     "qwen35moe",
+                                             "qwen3tts",  "qwen3vl", "qwen3vlmoe", "qwen4exp"};
 inline constexpr int64_t most_layers = 512; // that llama.cpp has room for
 // Has heads and does not rotate, and says so with rope.dimension_count = 0, over which others hang.
 inline constexpr const char * without_rope = "glm5-next";

@@ -612,14 +612,20 @@ def test_unloading_gives_memory_back(tiny_target):
 
 @pytest.mark.parametrize("kind", ["F16", "Q8_0"])
 def test_a_model_that_is_saved_is_the_one_that_was_loaded(kind, tmp_path):
-    """llama.cpp reads weights back: packed ones, those of experts among them, are the bytes of the file."""
+    """llama.cpp reads weights back: packed ones, those of experts among them, are the bytes of the file. It writes keys
+    that the file did not have, and the model is loaded with them."""
     saved = tmp_path / "saved.gguf"
     loaded = quantised(make("qwen3moe", POPULAR["qwen3moe"], tmp_path / "f32.gguf"), kind)
-    with closing(FlyLlama(str(loaded), kernels="auto", n_ctx=64, verbose=False)) as llm:
-        llama_cpp.llama_model_save_to_file(llm._model.model, str(saved).encode())
+    rows = []
+    for path in (loaded, saved):
+        with closing(FlyLlama(str(path), kernels="auto", n_ctx=64, verbose=False)) as llm:
+            rows.append(rows_of(llm, [1, 2, 3], [3]))
+            if path == loaded:
+                llama_cpp.llama_model_save_to_file(llm._model.model, str(saved).encode())
     tensors = [{t.name: t.data for t in gguf.GGUFReader(path).tensors} for path in (loaded, saved)]
     assert tensors[0].keys() == tensors[1].keys()
     assert [name for name, data in tensors[0].items() if not np.array_equal(data, tensors[1][name])] == []
+    assert np.array_equal(*rows)
 
 
 LOCKED = """
