@@ -2,11 +2,12 @@
 (`kernels.py`).
 
 CHOICE is that of kernels: stock or auto. The first line has the arguments of `FlyLlama`; its answer has the seconds to
-load, and sizes. Each other line is a method of `Evaluator` with its arguments.
+load, sizes, and why batches may have other bits. Each other line is a method of `Evaluator` with its arguments.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import json
@@ -22,6 +23,7 @@ import llama_cpp
 import numpy as np
 
 from pyfly_cpp import FlyLlama
+from pyfly_cpp.errors import NativeError
 from pyfly_cpp.measure.proving import compare_with_alone
 
 MOST_BATCH = 512
@@ -63,6 +65,8 @@ class Evaluator:
             "n_bytes": llama_cpp.llama_model_size(model),
             "n_weights": llama_cpp.llama_model_n_params(model),
         }
+        with contextlib.suppress(NativeError):  # a release that does not show it
+            self.about["inexact"] = self._llm.inexact
         self._batch = llama_cpp.llama_batch_init(MOST_BATCH, 0, 1)
         self._tokens = np.random.default_rng(1).integers(0, self._llm.n_vocab(), options["n_ctx"]).tolist()
         self._n_read = 0

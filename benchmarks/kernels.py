@@ -249,8 +249,9 @@ def print_costs(costs: Costs, name: str, speeds: dict[str, float]) -> None:
         read = [costs["about"][0]["n_bytes"] / 1e9 / speed for speed in costs["memory"]]
         shares = [spread([least / pair[i] for least, pair in zip(read, pairs)]) for i in (0, 1)]
         print(f"of the speed of memory at that moment, {n} tokens: stock {shares[0]}, ours {shares[1]}")
-    for name, worst in zip(("stock", "ours"), costs["differences"]):
-        print(f"{name}: logits of tokens alone and in batches differ by at most {worst:.2g}")
+    for name, worst, about in zip(("stock", "ours"), costs["differences"], costs["about"]):
+        why = "; ".join(about.get("inexact", ()))
+        print(f"{name}: logits of tokens alone and in batches differ by at most {worst:.2g}{why and f' ({why})'}")
 
 
 def main() -> None:

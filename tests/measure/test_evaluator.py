@@ -27,6 +27,12 @@ def test_a_filled_cache(tiny_target, monkeypatch, cache):
     one.fill(32)
     assert evaluator.repeated(one._state(), 32, 150) == state
     one.fill(150)
-    assert one.seconds(8) > 0 and one.difference(8) == 0
+    assert one.seconds(8) > 0 and (one.difference(8) == 0 or one.about["inexact"])
     with pytest.raises(SystemExit, match="leave out --fill"):
         evaluator.repeated(state, 149, 200)
+
+
+def test_what_may_differ_in_batches_is_told(tiny_target):
+    """Types that seemed slower on this machine are left to llama.cpp, and a record has no other trace of it."""
+    one = evaluator.Evaluator("stock", {"model_path": tiny_target, "n_ctx": 64, "n_threads": 1})
+    assert any("(F16)" in why for why in one.about["inexact"])
