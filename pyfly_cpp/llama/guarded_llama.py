@@ -159,7 +159,7 @@ class GuardedLlama(llama_cpp.Llama):  # type: ignore[misc]
         self._placement.require_fitting(kwargs.get("tensor_split"), kwargs.get("split_mode"))
         if self._placement.addresses:
             kwargs.setdefault("n_gpu_layers", -1)
-        self._kernels = kernels.take(kernel_choice, model_path, kwargs)
+        self._kernels = kernels.take(kernel_choice, model_path, kwargs, self.n_parallel)
         if kwargs.get("flash_attn") is None:
             is_ours = self._kernels.attends(info) and kernels.is_for_attention(kwargs)
             kwargs["flash_attn"] = is_ours or needs_flash_attention(kwargs.get("type_v"))

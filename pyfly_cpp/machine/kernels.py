@@ -36,6 +36,10 @@ CHOICES = ("auto", "stock")
 _ATTENDED = ("F16", "BF16", "Q8_0", "Q4_0")
 """Types of caches that our attention reads (`csrc/llama/cell_order.h`)."""
 
+_TIGHT = 4
+"""With so many times the weights free, no context is looked at: that takes tenths of a second, and few have three times
+as much."""
+
 _FEW = 4
 """Most types that `describe` names one by one."""
 
@@ -88,25 +92,32 @@ def require_choice(kernels: str | None) -> str:
     return wish
 
 
-def take(kernels: str | None, model_path: str, arguments: Mapping[str, Any]) -> KernelVerdict:
+def take(kernels: str | None, model_path: str, arguments: Mapping[str, Any], n_requests: int = 1) -> KernelVerdict:
     """The types to pack of a model that is loaded with this choice and these arguments of `llama_cpp.Llama`; none for
-    "stock". Nothing is packed if there is too little memory: packed weights need as much as the file has bytes, and
-    llama.cpp can leave them in the file. Warns of it unless layers are on a GPU, for which our kernels do nothing.
-    Raises ValueError as `require_choice` does."""
+    "stock". Nothing is packed if there is too little memory for the context (of n_requests) and packed weights, which
+    need as much as the file has bytes: llama.cpp can leave them in the file. Warns of it unless layers are on a GPU,
+    for which our kernels do nothing. Raises ValueError as `require_choice` does."""
     if require_choice(kernels) == "stock":
         return KernelVerdict((), False, "stock")
     found = verdict()
-    n_needed, n_free = memory.bytes_of_model(model_path), memory.available()
-    if found.types and n_free is not None and n_needed > n_free:
-        if _is_on_cpu(arguments):
-            warnings.warn(
-                f"{model_path!r} has {memory.in_words(n_needed)}, and {memory.in_words(n_free)} of memory are free, so "
-                "it is loaded without our kernels, which need a copy of it; take a smaller file for cheaper batches.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        return KernelVerdict((), False, "too little memory")
-    return found
+    n_free = memory.available()
+    if not found.types or n_free is None:
+        return found
+    n_weights, n_context = memory.bytes_of_model(model_path), 0
+    if n_weights <= n_free < _TIGHT * n_weights and _is_on_cpu(arguments):
+        n_context = memory.context_of(model_path, arguments, n_requests) or 0
+    if n_weights + n_context <= n_free:
+        return found
+    if _is_on_cpu(arguments):
+        context = f", its context needs {memory.in_words(n_context)}" if n_context else ""
+        warnings.warn(
+            f"{model_path!r} has {memory.in_words(n_weights)}{context}, and {memory.in_words(n_free)} of memory are "
+            "free, so it is loaded without our kernels, which need a copy of it; take a smaller "
+            f"{'context' if context else 'file'} for cheaper batches.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return KernelVerdict((), False, "too little memory")
 
 
 def is_for_attention(arguments: Mapping[str, Any]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import llama_cpp
 from pyfly_cpp import _native
 from pyfly_cpp.machine import groups, log
 from pyfly_cpp.machine.files import files_of_model, require_gguf
+from pyfly_cpp.machine.releases import CACHE_TYPES
 
 _MOST_AUTOMATIC = 8
 """The largest automatic number of requests: more gain little on most processors."""
@@ -34,7 +36,7 @@ def simulated_context(path: str, model_params: Any, context_params: Any, n_reque
         model_params: llama_model_params it is loaded with.
         context_params: llama_context_params, except for the sizes.
         n_requests: Sequences.
-        n_ctx: Cells that they share.
+        n_ctx: Cells that they share; 0: as many as the model was trained with.
     """
     dry_model, dry_context = _copy(model_params), _copy(context_params)
     leave_weights(dry_model)
@@ -46,11 +48,23 @@ def simulated_context(path: str, model_params: Any, context_params: Any, n_reque
         if not model:
             return None
         stack.callback(llama_cpp.llama_model_free, model)
+        n_ctx = n_ctx or llama_cpp.llama_model_n_ctx_train(model)
         if n_ctx <= _MOST_SIMULATED:
             return _simulated(model, dry_context, n_ctx)
         half = _MOST_SIMULATED // 2
         less, more = (_simulated(model, dry_context, n) for n in (half, 2 * half))
         return None if less is None or more is None else more + (more - less) * (n_ctx - 2 * half) // half
+
+
+def context_of(path: str, arguments: Mapping[str, Any], n_requests: int) -> int | None:
+    """The same for a model that is loaded on the CPU with these arguments of `llama_cpp.Llama`."""
+    model, context = llama_cpp.llama_model_default_params(), llama_cpp.llama_context_default_params()
+    model.n_gpu_layers, context.kv_unified = 0, True
+    for name in ("n_ctx", "n_batch", "n_ubatch", "type_k", "type_v", "swa_full"):
+        value = arguments.get(name)
+        if isinstance(value, int) and value >= 0 and (not name.startswith("type_") or value in CACHE_TYPES):
+            setattr(context, name, value)
+    return simulated_context(path, model, context, n_requests, context.n_ctx)
 
 
 def _simulated(model: Any, params: Any, n_ctx: int) -> int | None:

@@ -585,11 +585,23 @@ def test_a_model_that_memory_cannot_hold_twice_stays_in_its_file(tiny_target, tm
     assert memory.bytes_of_model(str(tmp_path / "a[b]-00001-of-00002.gguf")) == 2000
     n_bytes = memory.bytes_of_model(tiny_target)
     assert n_bytes == Path(tiny_target).stat().st_size
-    for n_free, is_packed in ((n_bytes - 1, False), (n_bytes, True), (None, True)):
+    for n_free, is_packed in ((n_bytes - 1, False), (4 * n_bytes, True), (None, True)):
         monkeypatch.setattr(memory, "available", lambda n=n_free: n)
         with contextlib.nullcontext() if is_packed else pytest.warns(RuntimeWarning, match="take a smaller file"):
             assert bool(kernels.take("auto", tiny_target, {}).bits) == is_packed
     assert not kernels.take("stock", tiny_target, {}).bits
+
+
+def test_a_context_that_does_not_fit_beside_packed_weights(tiny_target, monkeypatch):
+    """It takes the place of a copy of the weights, which the system can let go in their file."""
+    options = {"n_ctx": 2048, "flash_attn": True, "verbose": False}
+    for n_free, is_packed in ((20_000_000, False), (40_000_000, True)):  # the file has 11 MB, the context 15
+        monkeypatch.setattr(memory, "available", lambda n=n_free: n)
+        with contextlib.nullcontext() if is_packed else pytest.warns(RuntimeWarning, match="take a smaller context"):
+            llm = FlyLlama(tiny_target, kernels="auto", **options)
+        assert bool(llm._kernels.types) == is_packed
+        llm.close()
+    assert memory.context_of(tiny_target, {"n_ctx": -1, "type_k": "q8_0"}, 1) == memory.context_of(tiny_target, {}, 1)
 
 
 def test_nobody_is_warned_of_what_a_gpu_holds(tiny_target, monkeypatch, recwarn):
