@@ -43,6 +43,21 @@ def expected(target):
     return right_answers(target, OPTIONS)
 
 
+@pytest.fixture
+def interrupt_in():
+    """interrupt_in(seconds): a KeyboardInterrupt comes then; 0: none comes any more."""
+    if not hasattr(signal, "setitimer"):
+        pytest.skip("a system without timers")
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
 def in_child(code, *arguments):
     """Runs code that may crash, with an allocator that shows what is used after it was freed."""
     done = subprocess.run(
@@ -97,41 +112,25 @@ def test_a_state_that_does_not_fit(target, expected):
         assert answer(fly, longer, 20) == answer(big, longer, 20)
 
 
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="a system without timers")
-def test_steps_that_are_interrupted_do_not_count(target):
+def test_steps_that_are_interrupted_do_not_count(target, interrupt_in):
     """Whenever a request is interrupted, each step that counts has its token: without drafts, one."""
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    fly = FlyLlama(target, **OPTIONS)
     n_interrupted = 0
-    try:
+    with FlyLlama(target, **OPTIONS) as fly:
         for milliseconds in range(2, 60, 2):
             fly.reset_stats()
             try:
-                signal.setitimer(signal.ITIMER_REAL, milliseconds / 1000)
+                interrupt_in(milliseconds / 1000)
                 fly(PROMPT, max_tokens=150, temperature=0)
-                signal.setitimer(signal.ITIMER_REAL, 0)
+                interrupt_in(0)
             except KeyboardInterrupt:
                 n_interrupted += 1
             assert fly.stats.rounds == fly.stats.committed
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        fly.close()
     assert n_interrupted > 5
 
 
 @pytest.mark.parametrize("kind", ["tiny_target_f32", "tiny_qwen35"])
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="a system without timers")
-def test_ctrl_c_does_not_wait_for_a_long_batch(kind, request):
+def test_ctrl_c_does_not_wait_for_a_long_batch(kind, request, interrupt_in):
     """Nothing of the batch is held then, and the next request is right."""
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
     options = {**OPTIONS, "n_ctx": 3072, "n_batch": 3072, "n_ubatch": 3072}
     prompt = np.random.default_rng(3).integers(300, 1000, size=3000).tolist()
     with FlyLlama(request.getfixturevalue(kind), **options) as fly:
@@ -139,16 +138,11 @@ def test_ctrl_c_does_not_wait_for_a_long_batch(kind, request):
         right = next(fly.generate(prompt[:1500], temp=0.0))
         of_half = time.process_time() - began
         fly.reset()
-        before = signal.signal(signal.SIGALRM, interrupt)
-        try:
-            signal.setitimer(signal.ITIMER_REAL, 0.02)
-            began = time.process_time()
-            with pytest.raises(KeyboardInterrupt):
-                next(fly.generate(prompt, temp=0.0))
-            assert time.process_time() - began < of_half
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
+        began = time.process_time()
+        with pytest.raises(KeyboardInterrupt):
+            interrupt_in(0.02)
+            next(fly.generate(prompt, temp=0.0))
+        assert time.process_time() - began < of_half
         assert llama_cpp.llama_memory_seq_pos_max(fly._ctx.memory, 0) == -1
         assert next(fly.generate(prompt[:1500], temp=0.0)) == right
 
@@ -478,21 +472,14 @@ def test_closing_a_batch_where_one_tokenizes(target):
         batch.tokenize(b"A")
 
 
-def test_an_interrupt_while_one_tokenizes_leaves_nothing_behind():
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    access, before = Access(), signal.signal(signal.SIGALRM, interrupt)
-    try:
-        for _ in range(300):
-            with contextlib.suppress(KeyboardInterrupt):
-                signal.setitimer(signal.ITIMER_REAL, 2e-4)
-                while True:
-                    with access.reading():
-                        pass
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+def test_an_interrupt_while_one_tokenizes_leaves_nothing_behind(interrupt_in):
+    access = Access()
+    for _ in range(300):
+        with contextlib.suppress(KeyboardInterrupt):
+            interrupt_in(2e-4)
+            while True:
+                with access.reading():
+                    pass
     access.close(waits=False)
 
 
