@@ -585,10 +585,11 @@ def test_a_model_that_memory_cannot_hold_twice_stays_in_its_file(tiny_target, tm
     assert memory.bytes_of_model(str(tmp_path / "a[b]-00001-of-00002.gguf")) == 2000
     n_bytes = memory.bytes_of_model(tiny_target)
     assert n_bytes == Path(tiny_target).stat().st_size
-    for n_free, is_packed in ((n_bytes - 1, False), (4 * n_bytes, True), (None, True)):
+    n_both = n_bytes + memory.context_of(tiny_target, {}, 1)
+    for n_free, smaller in ((n_bytes - 1, "file"), (n_both - 1, "context"), (n_both, None), (None, None)):
         monkeypatch.setattr(memory, "available", lambda n=n_free: n)
-        with contextlib.nullcontext() if is_packed else pytest.warns(RuntimeWarning, match="take a smaller file"):
-            assert bool(kernels.take("auto", tiny_target, {}).bits) == is_packed
+        with pytest.warns(RuntimeWarning, match=f"take a smaller {smaller}") if smaller else contextlib.nullcontext():
+            assert bool(kernels.take("auto", tiny_target, {}).bits) == (smaller is None)
     assert not kernels.take("stock", tiny_target, {}).bits
 
 
