@@ -71,18 +71,16 @@ class Evaluator:
         self._tokens = np.random.default_rng(1).integers(0, self._llm.n_vocab(), options["n_ctx"]).tolist()
         self._n_read = 0
 
-    def read(self, n: int) -> None:
-        """Goes on until the sequence is the first n tokens."""
-        for i in range(self._n_read, n, MOST_BATCH):
-            self._evaluate(self._tokens[i : min(i + MOST_BATCH, n)], i)
-        self._n_read = n
-
-    def fill(self, n: int) -> None:
-        """As `read`, in no time: what a first batch has left in the cache stands there again and again. A batch behind
-        it takes as long as behind tokens that were read: no step of attention depends on what a cell holds."""
-        self.read(min(n, MOST_BATCH))
-        if n > MOST_BATCH:
-            self._take(repeated(self._state(), MOST_BATCH, n), n)
+    def read(self, n: int, fill: bool = False) -> None:
+        """Goes on until the sequence is the first n tokens. `fill`: what a first batch has left in the cache stands
+        there again and again instead, which takes no time. A batch behind it takes as long as behind tokens that were
+        read: no step of attention depends on what a cell holds."""
+        n_read = min(n, MOST_BATCH) if fill else n
+        for i in range(self._n_read, n_read, MOST_BATCH):
+            self._evaluate(self._tokens[i : min(i + MOST_BATCH, n_read)], i)
+        self._n_read = n_read
+        if n > n_read:
+            self._take(repeated(self._state(), n_read, n), n)
 
     def save(self, path: str) -> None:
         """Writes what it has read, as it stands in its cache."""

@@ -86,12 +86,11 @@ def measure(
     lengths = sorted(behind)
     how = (model, lengths[-1] + max(rows), threads, cache, gpu_layers)
     out: list[Costs] = [{"model": Path(model).name, "behind": n, "cache": cache} for n in lengths]
-    begin = "fill" if fill else "read"
     if apart:
         alone = []
         for choice in CHOICES:
             with Side(choice, *how) as side:
-                alone.append([_alone(side, begin, n, rows, repeats) for n in lengths])
+                alone.append([_alone(side, n, rows, repeats, fill) for n in lengths])
         for i, costs in enumerate(out):
             both = [side[i] for side in alone]
             pairs = {n: list(zip(*(one["times"][n] for one in both))) for n in rows}
@@ -100,7 +99,7 @@ def measure(
     with Side("stock", *how) as stock, Side("auto", *how) as ours, tempfile.TemporaryDirectory() as folder:
         sides = (stock, ours)
         for n_before, costs in zip(lengths, out):
-            ours.do(begin, n=n_before)
+            ours.do("read", n=n_before, fill=fill)
             if n_before > 0:
                 ours.do("save", path=f"{folder}/state")
                 stock.do("restore", path=f"{folder}/state", n=n_before)
@@ -117,9 +116,9 @@ def measure(
     return out
 
 
-def _alone(side: Side, begin: str, n_before: int, rows: Sequence[int], repeats: int) -> dict[str, Any]:
+def _alone(side: Side, n_before: int, rows: Sequence[int], repeats: int, fill: bool) -> dict[str, Any]:
     """One side's part of `Costs`."""
-    side.do(begin, n=n_before)
+    side.do("read", n=n_before, fill=fill)
     side.do("seconds", n=min(16, max(rows)))
     times: dict[int, list[float]] = {n: [] for n in rows}
     for _ in range(repeats):
@@ -222,7 +221,7 @@ def print_changes(path: str, name: str, given: argparse.Namespace) -> None:
     n_ctx = max(given.behind) + max(given.rows)
     with Side("auto", path, n_ctx, given.threads, given.cache, given.gpu_layers) as side:
         for n_before in sorted(given.behind):
-            side.do("fill" if given.fill else "read", n=n_before)
+            side.do("read", n=n_before, fill=given.fill)
             rows = [
                 [str(n), *(f"{1e3 * one:.2f}" for one in side.do("changes", n=n, repeats=given.repeats))]
                 for n in given.rows

@@ -21,12 +21,12 @@ def test_a_filled_cache(tiny_target, monkeypatch, cache):
     monkeypatch.setattr(evaluator, "MOST_BATCH", 32)
     options = {"model_path": tiny_target, "n_ctx": 256, "n_threads": 1, "type_k": cache, "type_v": cache}
     one = evaluator.Evaluator("auto", options)
-    one.fill(150)
+    one.read(150, fill=True)
     state, first = one._state(), one._state()[16 : 16 + 12 * 150]
     assert [position for position, *_ in struct.iter_unpack("<iIi", first)] == list(range(150))
-    one.fill(32)
+    one.read(32, fill=True)
     assert evaluator.repeated(one._state(), 32, 150) == state
-    one.fill(150)
+    one.read(150, fill=True)
     assert one.seconds(8) > 0 and (one.difference(8) == 0 or one.about["inexact"])
     with pytest.raises(SystemExit, match="leave out --fill"):
         evaluator.repeated(state, 149, 200)
