@@ -35,7 +35,7 @@ class Checkpoints {
     // The one that was not kept goes; so does another one of n positions.
     void add(int32_t n, State state, bool is_kept);
 
-    // As well those of another sequence that are kept, of at most n positions, with which this one now begins.
+    // Adds those of another sequence that are kept, of at most its first n positions, with which this one now begins.
     void share(const Checkpoints & from, int32_t n);
 
     bool has(int32_t n) const;

@@ -129,8 +129,8 @@ int32_t LlamaModel::compute(const llama_batch & batch, int32_t (*function)(llama
     return code;
 }
 
-// llama_decode, which ends early where the caller wants no more: it then gives 2, and `stopped` says why. llama.cpp
-// asks between the operations of a graph, on this thread, where the backend is the CPU. A callback that somebody else
+// llama_decode, which ends early if the caller wants no more: it then gives 2, and `stopped` has the reason. llama.cpp
+// asks between the operations of a graph, on this thread, if the backend is the CPU. A callback that somebody else
 // has set by llama_set_abort_callback is gone after it: llama.cpp does not tell whether there is one.
 int32_t LlamaModel::compute_wanted(const llama_batch & batch, std::optional<Error> & stopped) {
     const auto is_unwanted = [](void * data) {

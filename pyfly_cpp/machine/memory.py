@@ -57,7 +57,8 @@ def simulated_context(path: str, model_params: Any, context_params: Any, n_reque
 
 
 def context_of(path: str, arguments: Mapping[str, Any], n_requests: int) -> int | None:
-    """The same for a model that is loaded on the CPU with these arguments of `llama_cpp.Llama`."""
+    """`simulated_context` of a model on the CPU, with these arguments of `llama_cpp.Llama`; values that it would refuse
+    are left out."""
     model, context = llama_cpp.llama_model_default_params(), llama_cpp.llama_context_default_params()
     model.n_gpu_layers, context.kv_unified = 0, True
     for name in ("n_ctx", "n_batch", "n_ubatch", "type_k", "type_v", "swa_full"):
