@@ -63,9 +63,9 @@ struct Lanes128 {
         return is_signed ? vreinterpretq_s32_s16(vmovl_s8(vreinterpret_s8_u8(bytes)))
                          : vreinterpretq_s32_u16(vmovl_u8(bytes));
     }
-    PYFLY_LANES I multiply_pairs(I a, const int32_t * b) {
-        const int16x8_t pairs = vreinterpretq_s16_s32(a), own = vreinterpretq_s16_s32(broadcast(b));
-        return vpaddq_s32(vmull_s16(vget_low_s16(pairs), vget_low_s16(own)), vmull_high_s16(pairs, own));
+    PYFLY_LANES I dot_pairs(I sum, I a, I b) {
+        const int16x8_t pairs = vreinterpretq_s16_s32(a), own = vreinterpretq_s16_s32(b);
+        return add(sum, vpaddq_s32(vmull_s16(vget_low_s16(pairs), vget_low_s16(own)), vmull_high_s16(pairs, own)));
     }
 
     PYFLY_LANES F zero_float() { return vdupq_n_f32(0.0f); }

@@ -44,8 +44,8 @@ struct Lanes256 : Bytes256 {
         return is_signed ? _mm256_cvtepi8_epi16(bytes) : _mm256_cvtepu8_epi16(bytes);
     }
 
-    // a0 b0 + a1 b1 of pairs of int16; the same pair b in each lane.
-    PYFLY_LANES I multiply_pairs(I a, const int32_t * b) { return _mm256_madd_epi16(a, broadcast(b)); }
+    // sum + a0 b0 + a1 b1 of pairs of int16.
+    PYFLY_LANES I dot_pairs(I sum, I a, I b) { return add(sum, _mm256_madd_epi16(a, b)); }
 
     PYFLY_LANES F zero_float() { return _mm256_setzero_ps(); }
     PYFLY_LANES F load_float(const float * p) { return _mm256_loadu_ps(p); }

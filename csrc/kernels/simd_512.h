@@ -39,7 +39,6 @@ struct Lanes512 : Bytes256 {
         const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p));
         return is_signed ? _mm512_cvtepi8_epi16(bytes) : _mm512_cvtepu8_epi16(bytes);
     }
-    PYFLY_LANES I multiply_pairs(I a, const int32_t * b) { return _mm512_madd_epi16(a, broadcast(b)); }
 
     PYFLY_LANES F zero_float() { return _mm512_setzero_ps(); }
     PYFLY_LANES F load_float(const float * p) { return _mm512_loadu_ps(p); }
