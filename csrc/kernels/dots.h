@@ -10,8 +10,8 @@ namespace pyfly::kernels {
 namespace PYFLY_KERNELS_LEVEL {
 namespace {
 
-// `Own` has what differs by width: shift_right_32(a, n), which keeps the sign; unless it has its own add_products
-// dot(sum, a, b) and multiply_32(a, b); and where multiplies_pairs or Lanes has none dot_pairs(sum, a, b), which adds
+// `Own` has the functions that differ by width: shift_right_32(a, n), which keeps the sign; unless it has its own
+// add_products, dot(sum, a, b) and multiply_32(a, b); and unless that of Lanes serves, dot_pairs(sum, a, b), which adds
 // the products of pairs of int16.
 template <class Lanes, class Own> struct Dots : Lanes {
     using I = typename Lanes::I;

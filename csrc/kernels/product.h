@@ -98,8 +98,8 @@ template <class P> constexpr int prefetched = P::bytes > 2048 ? P::bytes : 2048;
 
 constexpr int dense_prefetched = 2048; // 4 rows of F16 took 0.67 of their time, 16 of them 0.85 (Zen 3)
 
-// Where the weights of a block come from: unpacked as they are used; the same, and kept for the next rows, which pays
-// for many; or kept.
+// The weights of a block: unpacked as they are used, for a few rows; unpacked as they are used and stored for the next
+// strips; or those that were stored.
 template <WeightType type> struct Packed {
     static constexpr int unit_bytes = unit_vectors<Format<type>> * vector;
     const uint8_t * units;
@@ -111,12 +111,16 @@ template <WeightType type> struct Packed {
     }
 };
 
-template <WeightType type> struct Kept {
+constexpr int place_of_quad(int part, int u, int i) { // in an unpacked block
+    return (u * unit_quads + i) * vector + part * part_bytes;
+}
+
+template <WeightType type> struct Unpacking {
     Packed<type> packed;
     uint8_t * quads;
     PYFLY_INLINE I quad(int part, int u, int i) const {
         const I q = packed.quad(part, u, i);
-        Simd::store_bytes(quads + (u * unit_quads + i) * vector + part * part_bytes, q);
+        Simd::store_bytes(quads + place_of_quad(part, u, i), q);
         return q;
     }
     PYFLY_INLINE void prefetch_unit(int u) const { packed.prefetch_unit(u); }
@@ -124,9 +128,7 @@ template <WeightType type> struct Kept {
 
 template <WeightType type> struct Unpacked {
     const uint8_t * quads;
-    PYFLY_INLINE I quad(int part, int u, int i) const {
-        return Simd::load(quads + (u * unit_quads + i) * vector + part * part_bytes);
-    }
+    PYFLY_INLINE I quad(int part, int u, int i) const { return Simd::load(quads + place_of_quad(part, u, i)); }
     PYFLY_INLINE void prefetch_unit(int) const {} // they are asked for already
 };
 
@@ -209,12 +211,7 @@ PYFLY_INLINE void add_block(const uint8_t * block, Weights weights, const int32_
         if constexpr (F::has_mins && F::has_groups) {
 #pragma GCC unroll 8
             for (int p = 0; p < P::n_pairs; p++) {
-                if constexpr (F::has_short_scales) {
-                    const I both = Simd::template load_pairs<false>(own(part, P::scales + p * P::pair_bytes, 2));
-                    mins[p] = Simd::shift_right_16(both, 4);
-                } else {
-                    mins[p] = Simd::template load_pairs<false>(own(part, P::mins + p * P::pair_bytes, 2));
-                }
+                mins[p] = load_mins<type>(block, p, (first_part + part) * Simd::lanes);
             }
         }
         const V d = F::d_bytes == 1 ? Simd::from_exponents(own(part, P::d, 1)) : Simd::from_halves(own(part, P::d, 2));
@@ -320,11 +317,12 @@ void multiply_panel(const uint8_t * weights, size_t n_in, const int32_t * rows, 
     for (size_t b = 0; b < n_blocks; b++) {
         const uint8_t * block = weights + b * P::bytes;
         prefetch(block + prefetched<P>, P::units);
-        // Storing while multiplying costs nothing, unpacking first does: 8 rows of Q4_K and Q4_0 took 0.9 of their time
-        // (Zen 4, AVX2).
+        // The first strip unpacks: in a loop of its own, unpacking waits for stores. 8 rows of Q4_K and Q4_0 took 0.9
+        // of their time (Zen 4, AVX2, weights in L2).
         constexpr int n_first = Simd::strip_rows;
         static_assert(Simd::strip_rows <= Simd::worth_unpacking, "the first strip has all its rows");
-        add_to_sums<type, Kept<type>, n_first>(sums, block, {{block + P::units}, quads}, rows + b * n_first * S::width);
+        add_to_sums<type, Unpacking<type>, n_first>(sums, block, {{block + P::units}, quads},
+                                                    rows + b * n_first * S::width);
         for (size_t first = Simd::strip_rows; first < n_rows; first += Simd::strip_rows) {
             const size_t m = n_rows - first < Simd::strip_rows ? n_rows - first : Simd::strip_rows;
             const int32_t * strip = rows + (first * n_blocks + b * m) * S::width;

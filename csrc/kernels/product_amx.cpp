@@ -170,11 +170,7 @@ template <WeightType type> struct Head {
             m = Simd::from_halves(block + P::m);
         }
         for (int p = 0; p < n_mins; p++) {
-            if constexpr (F::has_short_scales) {
-                mins[p] = Simd::shift_right_16(Simd::load_pairs<false>(block + P::scales + p * P::pair_bytes), 4);
-            } else {
-                mins[p] = Simd::load_pairs<false>(block + P::mins + p * P::pair_bytes);
-            }
+            mins[p] = load_mins<type>(block, p, 0);
         }
     }
 

@@ -42,6 +42,18 @@ template <WeightType type, int offset> PYFLY_INLINE I unpack_quad(const uint8_t 
     }
 }
 
+// The minima of groups 2p and 2p + 1 of a packed block, as pairs of int16, of the outputs from `first` on.
+template <WeightType type> PYFLY_INLINE I load_mins(const uint8_t * block, int p, int first) {
+    using F = Format<type>;
+    using P = PackedBlock<F>;
+    const int at = p * P::pair_bytes + 2 * first;
+    if constexpr (F::has_short_scales) {
+        return Simd::shift_right_16(Simd::template load_pairs<false>(block + P::scales + at), 4);
+    } else {
+        return Simd::template load_pairs<false>(block + P::mins + at);
+    }
+}
+
 PYFLY_INLINE void prefetch(const uint8_t * begin, int bytes) { // may be behind the end, which does no harm
     for (int line = 0; line < bytes; line += 64) {
         __builtin_prefetch(begin + line);
