@@ -4,7 +4,7 @@
     python benchmarks/tables.py --trace 1.85    where a number of them comes from: record, command, commit, day
 
 A table stands between `<!-- table NAME -->` and `<!-- end -->`. What is written there by hand is lost. Figures of a
-record that is older than the last change of the kernels or the governor are marked as such. Numbers written by hand
+record that is older than the last change of the kernels or the governor have a star. Numbers written by hand
 come from what is linked beside them: a record, which has its command, or a page.
 """
 
@@ -56,6 +56,8 @@ SIZES = {"3b": "3B", "7b": "7B", "14b": "14B", "tiny": "tiny", "experts": "mixtu
 TEMPERATURES = ("0", "0.7")
 MODEL = "Qwen2.5-Coder-1.5B-Instruct"
 NOTHING = "*Not measured yet.*"
+BETWEEN = (3, 6, 12)
+"""Tokens of a batch that tables leave out; records have them."""
 
 
 # ---- Records and cells -----------------------------------------------------------------------------------------------
@@ -72,18 +74,16 @@ class Loaded:
 
     @property
     def title(self) -> str:
-        """Processor and instruction set."""
+        """Processor and instruction set; with a star if its kernels or governor were not the present ones."""
         machine = self.data["machine"]
         isa = ISA.get(machine["isa"], machine["isa"])
-        return f"{machine['processor']}, {isa}{' (forced)' if machine['isa_is_forced'] else ''}{self.more}{self.age}"
+        star = "" if self.is_present else "\\*"
+        return f"{machine['processor']}, {isa}{' (forced)' if machine['isa_is_forced'] else ''}{self.more}{star}"
 
     @property
-    def age(self) -> str:
-        """That its kernels or governor were others; empty for the present ones."""
-        machine = self.data["machine"]
-        if machine["timed_sources"] == provenance.fingerprint():
-            return ""
-        return f", earlier version of {day(machine['started'])}"
+    def is_present(self) -> bool:
+        """Whether its kernels and governor are the present ones."""
+        return bool(self.data["machine"]["timed_sources"] == provenance.fingerprint())
 
     def step(self, name: str) -> Any:
         """What a step measured; None if it is not there."""
@@ -217,7 +217,10 @@ def conditions(
     begun = day(record.data["steps"][sources[0].step]["started"])
     machine = record.data["machine"]
     demo = f", {'with' if machine['has_demo_model'] else 'without'} the demo model" if drafts else ""
-    return Cell(f"{record.title}: {_threads(record)}{demo}{more}, {begun} ({link(record, document)}).", sources)
+    version = "" if record.is_present else ", an earlier version"
+    return Cell(
+        f"{record.title}: {_threads(record)}{demo}{more}, {begun}{version} ({link(record, document)}).", sources
+    )
 
 
 def asked(rows: Sequence[Row]) -> str:
@@ -447,6 +450,8 @@ def _costs(records: Sequence[Loaded], document: Path, steps: Iterable[tuple[str,
             for costs in record.step(step) or ():
                 stock, ours = (kernels.seconds_of(costs, i) for i in (0, 1))
                 for n in ours:
+                    if n in BETWEEN:
+                        continue
                     cells = [f"{costs['behind']:,}", str(n), f"{1e3 * stock[n]:.1f}", f"{1e3 * ours[n]:.1f}"]
                     cells += [f"{stock[n] / ours[n]:.2f}", f"{ours[n] / ours[1]:.2f}"]
                     sourced = [Cell(text, (Source(record, step),)) for text in cells]
