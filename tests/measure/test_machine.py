@@ -178,6 +178,15 @@ def test_a_number_is_traced_to_its_command(few, tmp_path):
     assert "PYFLY_ISA=avx2 python " in tables.tables_of(page_of_claims(tmp_path), [forced])["claims"].text()
 
 
+def test_figures_of_other_kernels_have_a_star(few, tmp_path):
+    document = tmp_path / "page.md"
+    document.write_text("<!-- table costs -->\n<!-- end -->\n")
+    for sources, is_present in ((of_record(few).data["machine"]["timed_sources"], True), ("others", False)):
+        table = tables.tables_of(document, [of_record(few, timed_sources=sources)])["costs"]
+        assert ("\\*" in table.rows[0][1].text) == (not is_present)
+        assert ("an earlier version" in table.notes[0].text) == (not is_present)
+
+
 @pytest.mark.parametrize("document", tables.DOCUMENTS[:2], ids=lambda path: path.name)
 def test_every_ratio_that_was_written_by_hand_has_its_source(document):
     for passage in tables.passages(document):
