@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from typing import Any
@@ -30,8 +31,16 @@ class Child:
         except BrokenPipeError:
             line = ""
         if not line:
-            raise SystemExit(f"the process of {' '.join(self._words)!r} has ended; its error stands above.")
+            raise SystemExit(f"the process of {' '.join(self._words)!r} {self._how_it_ended()}")
         return json.loads(line)
+
+    def _how_it_ended(self) -> str:
+        """With a signal, it had no time for an error of its own: llama.cpp's AMX crashes in some builds."""
+        code = self._process.wait()
+        if code < 0:
+            name = signal.Signals(-code).name
+            return f"crashed ({name}); on an Intel Xeon docs/troubleshooting.md has the cause and the remedy."
+        return "has ended; its error stands above."
 
     def close(self) -> None:
         """Waits until it has ended."""

@@ -1,7 +1,8 @@
-"""benchmarks/evaluator.py: a cache that is filled instead of read."""
+"""What measures in a process of its own: benchmarks/evaluator.py, and child.py, which asks it."""
 
 from __future__ import annotations
 
+import re
 import struct
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
+import child
 import evaluator
 
 
@@ -36,3 +38,14 @@ def test_what_may_differ_in_batches_is_told(tiny_target):
     """Types that seemed slower on this machine are left to llama.cpp, and a record has no other trace of it."""
     one = evaluator.Evaluator("stock", {"model_path": tiny_target, "n_ctx": 64, "n_threads": 1})
     assert any("(F16)" in why for why in one.about["inexact"])
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [("raise SystemExit(3)", "has ended"), ("os.kill(os.getpid(), signal.SIGILL)", "crashed (SIGILL)")],
+)
+def test_a_process_that_ended_says_how(tmp_path, code, said):
+    script = tmp_path / "side.py"
+    script.write_text(f"import os, signal\ninput()\n{code}\n")
+    with pytest.raises(SystemExit, match=re.escape(said)):
+        child.Child(str(script), ["llama.cpp"], {})
